@@ -1,0 +1,1 @@
+"""Configuration: TOML files, `FUSION_*` environment variables and flags, decoded strictly."""

@@ -1,0 +1,152 @@
+"""Tensor frames: a fixed 96-byte header, then raw payload bytes in bounded chunks; no MessagePack, no copy.
+
+Value streams (`/fusion/values/1`) carry frames from the peer that computes a value to the peer that reads it; `CREDIT` frames
+come back on the same stream. All integers are little-endian:
+
+    offset  0  magic      2s   b"FV"
+            2  version    u8
+            3  kind       u8   VALUE, NONE, CREDIT
+            4  job       16s
+           20  incarnation u32
+           24  epoch      u32
+           28  step       u32
+           32  micro_batch u32
+           36  value      u32
+           40  source     u16  slice that sends it (OWNER for feeds)
+           42  target     u16  slice that reads it (OWNER for what the owner asked for)
+           44  direction  u8   FORWARD, BACKWARD, EVALUATE, TIED
+           45  dtype      u8   index in DTYPES
+           46  rank       u8
+           47  codec      u8   index in CODECS
+           48  shape      8 x u32
+           80  credits    u32  (CREDIT) how many more values of this edge may be sent
+           84  reserved   u32  zero
+           88  payload    u64  number of bytes that follow
+
+A header is refused (`WireError`) before anything is allocated: the receiver compares it with the type that the graph declares.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fusion_p2p.errors import WireError
+from fusion_p2p.graph.schema import DTYPE_BYTES, MAX_RANK, TensorType
+from fusion_p2p.ids import JobId
+
+MAGIC = b"FV"
+VERSION = 1
+OWNER = 0xFFFF
+"""Slice number of the owner: the source of feeds."""
+MAX_CHUNK_BYTES = 256 << 10
+"""A payload is written in pieces of at most this many bytes, each waiting for the stream to drain."""
+MAX_PAYLOAD_BYTES = 4 << 30
+
+DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
+CODECS: tuple[str, ...] = ("none",)
+
+_LAYOUT = struct.Struct("<2sBB16sIIIIIHHBBBB8IIIQ")
+HEADER_BYTES = _LAYOUT.size
+
+
+class FrameKind(IntEnum):
+    VALUE = 1
+    NONE = 2
+    """No gradient flows back through this value: an explicit nothing, so that nobody waits for it."""
+    CREDIT = 3
+
+
+class Direction(IntEnum):
+    FORWARD = 0
+    BACKWARD = 1
+    EVALUATE = 2
+    TIED = 3
+    """The gradient of a tied parameter, summed over a step, between the slices that hold a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A way from one slice to another for one value; credits are counted per edge."""
+
+    value: int
+    source: int
+    target: int
+    direction: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """Which plan of which run a frame belongs to; a frame of another one is stale."""
+
+    job: JobId
+    incarnation: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When in a run: the step and the micro-batch."""
+
+    step: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What precedes a payload. `type` is None for CREDIT and NONE frames; `credits` is 0 except for CREDIT frames."""
+
+    kind: FrameKind
+    run: RunId
+    moment: Moment
+    edge: Edge
+    type: TensorType | None = None
+    codec: str = "none"
+    credits: int = 0
+    payload_bytes: int = 0
+
+
+def encode_header(header: Header) -> bytes:
+    """The 96 bytes of a header."""
+    tensor = header.type or TensorType((), "float32", False)
+    shape = tensor.shape + (0,) * (MAX_RANK - len(tensor.shape))
+    run, moment, edge = header.run, header.moment, header.edge
+    return _LAYOUT.pack(
+        MAGIC, VERSION, header.kind, bytes.fromhex(run.job), run.incarnation, run.epoch, moment.step, moment.micro_batch,
+        edge.value, edge.source, edge.target, edge.direction, DTYPES.index(tensor.dtype), len(tensor.shape),
+        CODECS.index(header.codec), *shape, header.credits, 0, header.payload_bytes,
+    )  # fmt: skip
+
+
+def decode_header(data: bytes) -> Header:
+    """The header in exactly HEADER_BYTES bytes; WireError for anything that `encode_header` would not write."""
+    if len(data) != HEADER_BYTES:
+        raise WireError(f"frame header of {len(data)} bytes, not {HEADER_BYTES}")
+    (magic, version, kind, job, incarnation, epoch, step, micro_batch, value, source, target, direction,
+     dtype, rank, codec, *rest) = _LAYOUT.unpack(data)  # fmt: skip
+    shape, (credit, reserved, payload) = tuple(rest[:MAX_RANK]), rest[MAX_RANK:]
+    if magic != MAGIC or version != VERSION:
+        raise WireError("not a value frame of this version")
+    if dtype >= len(DTYPES) or rank > MAX_RANK or codec >= len(CODECS) or reserved or any(shape[rank:]):
+        raise WireError("frame header out of range")
+    if payload > MAX_PAYLOAD_BYTES:
+        raise WireError(f"frame payload of {payload} bytes exceeds {MAX_PAYLOAD_BYTES}")
+    try:
+        frame_kind, way = FrameKind(kind), Direction(direction)
+    except ValueError as error:
+        raise WireError(f"frame header: {error}") from None
+    if (frame_kind is not FrameKind.VALUE and (payload or rank or dtype or codec)) or (
+        credit and frame_kind is not FrameKind.CREDIT
+    ):
+        raise WireError("frame header: fields that do not belong to its kind")
+    return Header(
+        kind=frame_kind,
+        run=RunId(JobId(job.hex()), incarnation, epoch),
+        moment=Moment(step, micro_batch),
+        edge=Edge(value, source, target, way),
+        type=TensorType(shape[:rank], DTYPES[dtype], False) if frame_kind is FrameKind.VALUE else None,
+        codec=CODECS[codec],
+        credits=credit,
+        payload_bytes=payload,
+    )

@@ -1,0 +1,180 @@
+"""What the owner of a run and the holders of its slices say to each other (`/fusion/job/1`, one long-lived stream per peer).
+
+    owner -> peer   Prepare      take these slices of this plan for an epoch          -> Prepared | Refused
+                    Start        run the epoch, from this step on                     -> Started
+                    Abort        the epoch will not run; forget it
+                    Commit, Skip the fate of a step                                   -> Applied, per slice
+                    Stop         the run has ended; become standby                    -> (the stream closes)
+    peer -> owner   StepReport   a slice has done its backward passes of a step
+                    EvalReport   the loss of one validation micro-batch
+                    Failed       a slice cannot go on
+                    Lost         a neighbour in the plan went away
+    both            Pulse        alive; once a second when nothing else was said
+
+A message is obeyed only from the authenticated owner (or holder) of the run, in its incarnation and epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fusion_p2p.wire.messages import Count, DigestText, JobName, Message, MessageSet, PeerName, Record, Seconds, Text
+
+JOB_PROTOCOL = "/fusion/job/1"
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+SliceIndex = Annotated[int, Field(ge=0, lt=0xFFFF)]
+Number = Annotated[float, Field()]
+"""A float that may be infinite or NaN: what a report says of a step that went wrong."""
+
+
+class Content(Record):
+    """Some bytes that the owner serves by their digest."""
+
+    digest: DigestText
+    num_bytes: Count
+
+
+class OptimiserSettings(Record):
+    """The optimiser by name; fields that a kind does not use are ignored by it. Formulas are torch.optim's."""
+
+    name: Literal["sgd", "adam", "adamw"]
+    momentum: Finite = 0.0
+    beta1: Finite = 0.9
+    beta2: Finite = 0.999
+    epsilon: Finite = 1e-8
+    weight_decay: Finite = 0.0
+
+
+class TrainingSettings(Record):
+    """Everything of a run that changes what a slice computes."""
+
+    seed: Count
+    optimiser: OptimiserSettings
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+class Contact(Record):
+    """How to dial a peer of the plan."""
+
+    peer: PeerName
+    addresses: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)]
+
+
+class Prepare(Message):
+    kind: ClassVar[str] = "prepare"
+    job: JobName
+    incarnation: Count
+    epoch: Count
+    graph: Content
+    plan: Content
+    settings: TrainingSettings
+    state_step: Count
+    """The slices' state is that after this step; 0: as the graph's rules or the owner's initial weights say."""
+    contacts: Annotated[tuple[Contact, ...], Field(max_length=256)]
+    lease_s: Seconds = 30.0
+
+
+class Prepared(Message):
+    kind: ClassVar[str] = "prepared"
+    epoch: Count
+
+
+class Refused(Message):
+    kind: ClassVar[str] = "refused"
+    epoch: Count
+    reason: Text
+
+
+class Start(Message):
+    kind: ClassVar[str] = "start"
+    epoch: Count
+    state_step: Count
+
+
+class Started(Message):
+    kind: ClassVar[str] = "started"
+    epoch: Count
+
+
+class Abort(Message):
+    kind: ClassVar[str] = "abort"
+    epoch: Count
+    reason: Text
+
+
+class StepReport(Message):
+    kind: ClassVar[str] = "step_report"
+    epoch: Count
+    step: Count
+    slice: SliceIndex
+    squares: Annotated[tuple[Number, ...], Field(max_length=6000)]
+    """Sum of squares of the gradient, float64, of each trainable parameter this slice answers for, in graph order."""
+    losses: Annotated[tuple[Number, ...], Field(max_length=6000)]
+    """The loss of each micro-batch, from the slice that computes it; otherwise empty."""
+    busy_s: Seconds
+    bytes_sent: Count
+    bytes_received: Count
+
+
+class Commit(Message):
+    kind: ClassVar[str] = "commit"
+    epoch: Count
+    step: Count
+    clip: Finite
+    rate: Finite
+    snapshot: bool = False
+    """Keep a copy of the state after this step, until it has been fetched or a newer one is asked for."""
+
+
+class Skip(Message):
+    kind: ClassVar[str] = "skip"
+    epoch: Count
+    step: Count
+
+
+class Applied(Message):
+    kind: ClassVar[str] = "applied"
+    epoch: Count
+    step: Count
+    slice: SliceIndex
+
+
+class EvalReport(Message):
+    kind: ClassVar[str] = "eval_report"
+    epoch: Count
+    step: Count
+    micro_batch: Count
+    loss: Number
+
+
+class Failed(Message):
+    kind: ClassVar[str] = "failed"
+    epoch: Count
+    slice: SliceIndex
+    reason: Text
+
+
+class Lost(Message):
+    kind: ClassVar[str] = "lost"
+    epoch: Count
+    peer: PeerName
+    reason: Text
+
+
+class Pulse(Message):
+    kind: ClassVar[str] = "pulse"
+    progress: Count
+    """Tasks done so far: alive without progress is suspect too."""
+
+
+class Stop(Message):
+    kind: ClassVar[str] = "stop"
+    job: JobName
+    reason: Text
+
+
+JOB_MESSAGES = MessageSet(
+    Prepare, Prepared, Refused, Start, Started, Abort, StepReport, Commit, Skip, Applied, EvalReport, Failed, Lost, Pulse, Stop
+)
