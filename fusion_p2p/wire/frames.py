@@ -1,4 +1,4 @@
-"""Tensor frames: a fixed 96-byte header, then raw payload bytes in bounded chunks; no MessagePack, no copy.
+"""Tensor frames: a fixed 88-byte header, then raw payload bytes in bounded chunks; no MessagePack, no copy.
 
 Value streams (`/fusion/values/1`) carry frames from the peer that computes a value to the peer that reads it; `CREDIT` frames
 come back on the same stream. All integers are little-endian:
@@ -19,9 +19,7 @@ come back on the same stream. All integers are little-endian:
            46  rank       u8
            47  codec      u8   index in CODECS
            48  shape      8 x u32
-           80  credits    u32  (CREDIT) how many more values of this edge may be sent
-           84  reserved   u32  zero
-           88  payload    u64  number of bytes that follow
+           80  payload    u64  number of bytes that follow
 
 A header is refused (`WireError`) before anything is allocated: the receiver compares it with the type that the graph declares.
 """
@@ -47,7 +45,7 @@ MAX_PAYLOAD_BYTES = 4 << 30
 DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
 CODECS: tuple[str, ...] = ("none",)
 
-_LAYOUT = struct.Struct("<2sBB16sIIIIIHHBBBB8IIIQ")
+_LAYOUT = struct.Struct("<2sBB16sIIIIIHHBBBB8IQ")
 HEADER_BYTES = _LAYOUT.size
 
 
@@ -56,6 +54,7 @@ class FrameKind(IntEnum):
     NONE = 2
     """No gradient flows back through this value: an explicit nothing, so that nobody waits for it."""
     CREDIT = 3
+    """The value of this edge and moment has been taken: one more may be sent, and its sender may forget it."""
 
 
 class Direction(IntEnum):
@@ -95,7 +94,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What precedes a payload. `type` is None for CREDIT and NONE frames; `credits` is 0 except for CREDIT frames."""
+    """What precedes a payload. `type` is None for CREDIT and NONE frames."""
 
     kind: FrameKind
     run: RunId
@@ -103,19 +102,18 @@ class Header:
     edge: Edge
     type: TensorType | None = None
     codec: str = "none"
-    credits: int = 0
     payload_bytes: int = 0
 
 
 def encode_header(header: Header) -> bytes:
-    """The 96 bytes of a header."""
+    """The 88 bytes of a header."""
     tensor = header.type or TensorType((), "float32", False)
     shape = tensor.shape + (0,) * (MAX_RANK - len(tensor.shape))
     run, moment, edge = header.run, header.moment, header.edge
     return _LAYOUT.pack(
         MAGIC, VERSION, header.kind, bytes.fromhex(run.job), run.incarnation, run.epoch, moment.step, moment.micro_batch,
         edge.value, edge.source, edge.target, edge.direction, DTYPES.index(tensor.dtype), len(tensor.shape),
-        CODECS.index(header.codec), *shape, header.credits, 0, header.payload_bytes,
+        CODECS.index(header.codec), *shape, header.payload_bytes,
     )  # fmt: skip
 
 
@@ -125,10 +123,10 @@ def decode_header(data: bytes) -> Header:
         raise WireError(f"frame header of {len(data)} bytes, not {HEADER_BYTES}")
     (magic, version, kind, job, incarnation, epoch, step, micro_batch, value, source, target, direction,
      dtype, rank, codec, *rest) = _LAYOUT.unpack(data)  # fmt: skip
-    shape, (credit, reserved, payload) = tuple(rest[:MAX_RANK]), rest[MAX_RANK:]
+    shape, payload = tuple(rest[:MAX_RANK]), rest[MAX_RANK]
     if magic != MAGIC or version != VERSION:
         raise WireError("not a value frame of this version")
-    if dtype >= len(DTYPES) or rank > MAX_RANK or codec >= len(CODECS) or reserved or any(shape[rank:]):
+    if dtype >= len(DTYPES) or rank > MAX_RANK or codec >= len(CODECS) or any(shape[rank:]):
         raise WireError("frame header out of range")
     if payload > MAX_PAYLOAD_BYTES:
         raise WireError(f"frame payload of {payload} bytes exceeds {MAX_PAYLOAD_BYTES}")
@@ -147,6 +145,5 @@ def decode_header(data: bytes) -> Header:
         edge=Edge(value, source, target, way),
         type=TensorType(shape[:rank], DTYPES[dtype], False) if frame_kind is FrameKind.VALUE else None,
         codec=CODECS[codec],
-        credits=credit,
         payload_bytes=payload,
     )
