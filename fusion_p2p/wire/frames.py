@@ -134,9 +134,7 @@ def decode_header(data: bytes) -> Header:
         frame_kind, way = FrameKind(kind), Direction(direction)
     except ValueError as error:
         raise WireError(f"frame header: {error}") from None
-    if (frame_kind is not FrameKind.VALUE and (payload or rank or dtype or codec)) or (
-        credit and frame_kind is not FrameKind.CREDIT
-    ):
+    if frame_kind is not FrameKind.VALUE and (payload or rank or dtype or codec):
         raise WireError("frame header: fields that do not belong to its kind")
     return Header(
         kind=frame_kind,
