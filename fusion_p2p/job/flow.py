@@ -1,0 +1,241 @@
+"""The order in which one slice runs its tasks; pure.
+
+    F<m>  forward of micro-batch m      B<m>  its backward       R  report (and sums of tied gradients)
+    E<m>  validation micro-batch m      U, K  update or skip, once the owner has decided
+
+Forward and backward tasks run in micro-batch order, a ready backward before the next forward, at most `in_flight` micro-batches
+between the two; so no plan can deadlock, memory is bounded, and sums have one order (design: order of tasks). Values may arrive
+early and in any order; duplicates are dropped; more than an edge's credits allow is a broken protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from fusion_p2p.errors import WireError
+from fusion_p2p.job.topology import SliceEdges
+from fusion_p2p.wire.frames import Direction, Edge, Moment
+
+
+class TaskKind(Enum):
+    FORWARD = "F"
+    BACKWARD = "B"
+    EVALUATE = "E"
+    REPORT = "R"
+    UPDATE = "U"
+    SKIP = "K"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work of a slice; prints as `F3` or `U`."""
+
+    kind: TaskKind
+    moment: Moment
+
+    def __repr__(self) -> str:
+        numbered = self.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.EVALUATE)
+        return f"{self.kind.value}{self.moment.micro_batch if numbered else ''}"
+
+
+class Fate(Enum):
+    """What the owner decided about a step."""
+
+    OPEN = "open"
+    COMMIT = "commit"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Where a slice is. `step` is the one it works on; counters are of tasks begun in it."""
+
+    edges: SliceEdges
+    micro_batches: int
+    in_flight: int
+    step: int
+    forwards: int = 0
+    backwards: int = 0
+    evaluations: int = 0
+    reported: bool = False
+    fate: Fate = Fate.OPEN
+    running: Task | None = None
+    arrived: frozenset[tuple[Edge, Moment]] = field(default=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A value is in the mailbox; `credits` is what its edge allows to wait there."""
+
+    edge: Edge
+    moment: Moment
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The owner decided the fate of a step."""
+
+    step: int
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The compute thread could take a task of this slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The running task has ended."""
+
+
+Event = Arrived | Decided | Idle | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run this task with these values, which leave the mailbox."""
+
+    task: Task
+    taken: tuple[tuple[Edge, Moment], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Put the value that arrived into the mailbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Say (again) that this value has been taken."""
+
+    edge: Edge
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerApplied:
+    """The decision about this step was carried out long ago; its answer was lost."""
+
+    step: int
+
+
+Action = Run | Keep | Acknowledge | AnswerApplied
+
+
+def step(flow: Flow, event: Event) -> tuple[Flow, tuple[Action, ...]]:
+    """The next state and what to do. WireError when an arrival breaks its edge's credits or names a step far away."""
+    match event:
+        case Arrived():
+            return _arrived(flow, event)
+        case Decided():
+            return _decided(flow, event)
+        case Idle():
+            return _idle(flow)
+        case Finished():
+            return _finished(flow), ()
+
+
+def next_task(flow: Flow) -> Task | None:
+    """The task this slice would run now, if any."""
+    if flow.running is not None:
+        return None
+    for kind, micro_batch in _candidates(flow):
+        task = Task(kind, Moment(flow.step, micro_batch))
+        if all(key in flow.arrived for key in needs(flow, task)):
+            return task
+    return None
+
+
+def needs(flow: Flow, task: Task) -> tuple[tuple[Edge, Moment], ...]:
+    """What a task takes out of the mailbox, in the order of the slice's edges."""
+    edges = flow.edges
+    wanted = {
+        TaskKind.FORWARD: edges.arrivals(Direction.FORWARD),
+        TaskKind.BACKWARD: edges.arrivals(Direction.BACKWARD),
+        TaskKind.EVALUATE: edges.arrivals(Direction.EVALUATE),
+        TaskKind.REPORT: edges.gradients_in,
+        TaskKind.UPDATE: edges.sums_in,
+        TaskKind.SKIP: edges.sums_in,
+    }[task.kind]
+    return tuple((edge, task.moment) for edge in wanted)
+
+
+def _candidates(flow: Flow) -> list[tuple[TaskKind, int]]:
+    found: list[tuple[TaskKind, int]] = []
+    if flow.backwards < flow.forwards:
+        found.append((TaskKind.BACKWARD, flow.backwards))
+    if flow.backwards == flow.micro_batches:
+        if not flow.reported:
+            found.append((TaskKind.REPORT, 0))
+        elif flow.fate is not Fate.OPEN:
+            found.append((TaskKind.UPDATE if flow.fate is Fate.COMMIT else TaskKind.SKIP, 0))
+    if flow.forwards < flow.micro_batches and flow.forwards - flow.backwards < flow.in_flight:
+        found.append((TaskKind.FORWARD, flow.forwards))
+    if flow.forwards == 0:
+        found.append((TaskKind.EVALUATE, flow.evaluations))
+    return found
+
+
+def _arrived(flow: Flow, event: Arrived) -> tuple[Flow, tuple[Action, ...]]:
+    key = (event.edge, event.moment)
+    if key in flow.arrived:
+        return flow, ()
+    if was_taken(flow, event.edge, event.moment):
+        return flow, (Acknowledge(event.edge, event.moment),)
+    waiting = sum(edge == event.edge for edge, _ in flow.arrived)
+    if waiting >= event.credits or event.moment.step > flow.step + 1:
+        raise WireError(f"value {event.edge.value} of step {event.moment.step} came without credit (at step {flow.step})")
+    return replace(flow, arrived=flow.arrived | {key}), (Keep(),)
+
+
+def was_taken(flow: Flow, edge: Edge, moment: Moment) -> bool:
+    """Whether a task has already taken this value."""
+    if moment.step != flow.step:
+        return moment.step < flow.step
+    match edge.direction:
+        case Direction.FORWARD:
+            return moment.micro_batch < flow.forwards
+        case Direction.BACKWARD:
+            return moment.micro_batch < flow.backwards
+        case Direction.EVALUATE:
+            return moment.micro_batch < flow.evaluations
+        case Direction.TIED:
+            ends = (flow.running.kind if flow.running else None) in (TaskKind.UPDATE, TaskKind.SKIP)
+            return flow.reported if edge in flow.edges.gradients_in else ends
+
+
+def _decided(flow: Flow, event: Decided) -> tuple[Flow, tuple[Action, ...]]:
+    if event.step < flow.step:
+        return flow, (AnswerApplied(event.step),)
+    if event.step > flow.step or not flow.reported:
+        raise WireError(f"step {event.step} was decided before this slice reported it (at step {flow.step})")
+    return replace(flow, fate=event.fate), ()
+
+
+def _idle(flow: Flow) -> tuple[Flow, tuple[Action, ...]]:
+    task = next_task(flow)
+    if task is None:
+        return flow, ()
+    taken = needs(flow, task)
+    begun = replace(flow, running=task, arrived=flow.arrived - set(taken))
+    match task.kind:
+        case TaskKind.FORWARD:
+            begun = replace(begun, forwards=flow.forwards + 1)
+        case TaskKind.BACKWARD:
+            begun = replace(begun, backwards=flow.backwards + 1)
+        case TaskKind.EVALUATE:
+            begun = replace(begun, evaluations=flow.evaluations + 1)
+        case TaskKind.REPORT:
+            begun = replace(begun, reported=True)
+        case TaskKind.UPDATE | TaskKind.SKIP:
+            pass
+    return begun, (Run(task, taken), *(Acknowledge(edge, moment) for edge, moment in taken))
+
+
+def _finished(flow: Flow) -> Flow:
+    if flow.running is not None and flow.running.kind in (TaskKind.UPDATE, TaskKind.SKIP):
+        return Flow(flow.edges, flow.micro_batches, flow.in_flight, flow.step + 1, arrived=flow.arrived)
+    return replace(flow, running=None)
