@@ -1,1 +1,338 @@
-"""Configuration: TOML files, `FUSION_*` environment variables and flags, decoded strictly."""
+"""Configuration of every command: flag > FUSION_* environment variable > --config FILE (TOML) > default, decoded strictly.
+
+Each command has one frozen dataclass. A field's name is its key in TOML; `--with-dashes` it is the flag and FUSION_UPPER_CASE
+the variable. A repeatable flag is a comma-separated variable and a TOML list; "none" clears an optional setting. Unknown keys,
+wrong types and values out of range are ConfigErrors that name the place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from fusion_p2p.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "FUSION_"
+NO_LIMIT = 1e18
+"""Upper bound of numbers that have none of their own: it keeps infinity and NaN out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What a setting means, with its unit: shown by --help."""
+
+    text: str
+
+
+Seconds = Annotated[float, Gt(0), Le(86_400)]
+PositiveInt = Annotated[int, Ge(1), Lt(1 << 31)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+NonNegative = Annotated[float, Ge(0), Le(NO_LIMIT)]
+Positive = Annotated[float, Gt(0), Le(NO_LIMIT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonConfig:
+    """What every process of a swarm can be told."""
+
+    network: Annotated[str, Help("name of the swarm; peers of other names are not seen")] = "fusion"
+    listen: Annotated[tuple[str, ...], Help("multiaddr to listen on (repeatable)")] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: Annotated[tuple[str, ...], Help("multiaddr to announce instead of those found (repeatable)")] = ()
+    identity: Annotated[Path | None, Help("Ed25519 key file; default: a free one in the state directory")] = None
+    state_dir: Annotated[Path | None, Help("where keys and caches live; default: the user's state directory")] = None
+    no_nat: Annotated[bool, Help("do not ask the router for a port (UPnP)")] = False
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Help("least severe message logged")] = "warning"
+    debug: Annotated[bool, Help("show the traceback of an unexpected error")] = False
+
+    def __post_init__(self) -> None:
+        if not self.network or len(self.network) > 64 or not self.network.isprintable():
+            raise ConfigError("network must be 1 to 64 printable characters")
+
+    @property
+    def state_directory(self) -> Path:
+        """`state_dir`, or the user's state directory of this operating system."""
+        if self.state_dir is not None:
+            return self.state_dir
+        import platformdirs  # only needed when nothing was given
+
+        return platformdirs.user_state_path("fusion-p2p")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapConfig(CommonConfig):
+    """A node that others know the address of: directory, dial-back, circuit relay."""
+
+    listen: Annotated[tuple[str, ...], Help("multiaddr to listen on (repeatable)")] = ("/ip4/0.0.0.0/tcp/31337",)
+    bootstrap: Annotated[tuple[str, ...], Help("address of another bootstrap node (repeatable)")] = ()
+    no_relay: Annotated[bool, Help("do not run a circuit relay for peers that cannot be dialled")] = False
+    relay_listen: Annotated[str, Help("multiaddr that the relay listens on")] = "/ip4/0.0.0.0/tcp/0"
+    relay_reservations: Annotated[PositiveInt, Help("peers that may be reached through the relay at once")] = 128
+    relay_circuits: Annotated[PositiveInt, Help("circuits open at once")] = 256
+    relay_duration_s: Annotated[Seconds, Help("seconds after which a circuit is reset")] = 7200.0
+    relay_mebibytes: Annotated[PositiveInt, Help("MiB after which a circuit is reset")] = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinConfig(CommonConfig):
+    """A volunteer's peer."""
+
+    bootstrap: Annotated[tuple[str, ...], Help("address of a bootstrap node, /ip4/.../tcp/.../p2p/ID (repeatable)")] = ()
+    device: Annotated[str, Help("auto, cpu or cuda:N")] = "auto"
+    threads: Annotated[PositiveInt | None, Help("CPU threads of torch; default: torch's own choice")] = None
+    memory_gib: Annotated[Positive | None, Help("most memory to use, in GiB; default: what is free, minus a margin")] = None
+    benchmark: Annotated[Literal["auto", "again", "off"], Help("measure the device: once (cached), again, or not at all")] = (
+        "auto"
+    )
+    join_timeout_s: Annotated[Seconds, Help("seconds until an unreachable swarm ends the command")] = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need_bootstrap("join", self.bootstrap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusConfig(CommonConfig):
+    """A look at the swarm."""
+
+    bootstrap: Annotated[tuple[str, ...], Help("address of a bootstrap node (repeatable)")] = ()
+    timeout_s: Annotated[Seconds, Help("seconds to wait for the swarm")] = 15.0
+    json: Annotated[bool, Help("print one JSON object instead of a table")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need_bootstrap("status", self.bootstrap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(CommonConfig):
+    """One training run of a model owner."""
+
+    bootstrap: Annotated[tuple[str, ...], Help("address of a bootstrap node, /ip4/.../tcp/.../p2p/ID (repeatable)")] = ()
+    join_timeout_s: Annotated[Seconds, Help("seconds until an unreachable swarm ends the command")] = 60.0
+
+    model: Annotated[str, Help("gpt2[-medium|-large|-xl], resnet[50|101|152], or package.module:factory")] = "gpt2"
+    layers: Annotated[PositiveInt | None, Help("transformer blocks")] = None
+    width: Annotated[PositiveInt | None, Help("model width (features or channels)")] = None
+    heads: Annotated[PositiveInt | None, Help("attention heads")] = None
+    context: Annotated[PositiveInt | None, Help("tokens of a sequence")] = None
+    dropout: Annotated[Fraction | None, Help("share of the elements that dropout zeroes")] = None
+    tied: Annotated[bool | None, Help("one tensor for token embedding and output projection")] = None
+    option: Annotated[tuple[str, ...], Help("further model option NAME=VALUE (repeatable)")] = ()
+    data: Annotated[str, Help("stdlib-text, digits, a text file or folder, or package.module:factory")] = "stdlib-text"
+    data_option: Annotated[tuple[str, ...], Help("option NAME=VALUE for a data factory (repeatable)")] = ()
+
+    batch_size: Annotated[PositiveInt, Help("examples of one optimiser step")] = 16
+    micro_batches: Annotated[PositiveInt, Help("parts of a batch that flow through the peers at once")] = 4
+    steps: Annotated[PositiveInt, Help("optimiser steps in all")] = 100
+    optimiser: Annotated[Literal["sgd", "adam", "adamw"], Help("formulas as in torch.optim")] = "adamw"
+    learning_rate: Annotated[Positive, Help("highest learning rate")] = 1e-3
+    schedule: Annotated[Literal["constant", "linear", "cosine"], Help("how the learning rate falls after warm-up")] = "constant"
+    warmup: Annotated[int, Ge(0), Lt(1 << 31), Help("steps in which the learning rate rises linearly")] = 0
+    momentum: Annotated[Fraction, Help("momentum of sgd")] = 0.0
+    beta1: Annotated[Fraction, Help("decay of the first moment of adam")] = 0.9
+    beta2: Annotated[Fraction, Help("decay of the second moment of adam")] = 0.999
+    epsilon: Annotated[Positive, Help("epsilon of adam")] = 1e-8
+    weight_decay: Annotated[NonNegative, Help("weight decay (decoupled with adamw)")] = 0.0
+    clip: Annotated[Positive | None, Help("largest global gradient norm; none: no clipping")] = None
+    seed: Annotated[int, Ge(0), Lt(1 << 53), Help("seed of weights, data order and dropout")] = 0
+
+    validate_every: Annotated[int, Ge(0), Lt(1 << 31), Help("steps between validations; 0: never")] = 50
+    validation_batches: Annotated[PositiveInt, Help("micro-batches of one validation")] = 8
+    checkpoint_every: Annotated[PositiveInt, Help("steps between checkpoints")] = 20
+
+    peers: Annotated[PositiveInt | None, Help("plan when this many peers are there; none: when the model fits")] = None
+    scheduler: Annotated[Literal["equal-compute"], Help("how the model is cut over the peers")] = "equal-compute"
+    precision: Annotated[Literal["fp32", "bf16"], Help("precision of the computation")] = "fp32"
+    recompute: Annotated[bool, Help("recompute the forward pass to save memory")] = False
+    no_peers_timeout_s: Annotated[Seconds, Help("seconds without any peer until the command ends")] = 30.0
+
+    run: Annotated[Path | None, Help("run folder; default: runs/<time>-<model>")] = None
+    resume: Annotated[Path | None, Help("run folder to go on with")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need_bootstrap("train", self.bootstrap)
+        if self.batch_size % self.micro_batches:
+            raise ConfigError(
+                f"batch_size {self.batch_size} is not divisible by micro_batches {self.micro_batches}; "
+                f"{self.batch_size - self.batch_size % self.micro_batches or self.micro_batches} would be"
+            )
+        if self.run is not None and self.resume is not None:
+            raise ConfigError("run and resume exclude each other: a resumed run stays in its folder")
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples of one micro-batch."""
+        return self.batch_size // self.micro_batches
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The options of the model that were given, flags and --option alike. ConfigError when one is given twice."""
+        named = {name: getattr(self, name) for name in MODEL_FLAGS if getattr(self, name) is not None}
+        further = parse_options(self.option, "option")
+        twice = sorted(named.keys() & further.keys())
+        if twice:
+            raise ConfigError(f"{twice[0]} is given both as a flag and by --option")
+        return named | further
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The options of a data factory."""
+        return parse_options(self.data_option, "data_option")
+
+
+MODEL_FLAGS = ("layers", "width", "heads", "context", "dropout", "tied")
+FIXED_FOR_A_RUN = (
+    *MODEL_FLAGS, "model", "option", "data", "data_option", "batch_size", "micro_batches", "optimiser", "seed", "precision",
+)  # fmt: skip
+"""What cannot change when a run is resumed."""
+NOT_STORED = ("run", "resume", "identity", "state_dir", "debug")
+
+C = TypeVar("C", bound=CommonConfig)
+
+
+def need_bootstrap(command: str, addresses: Sequence[str]) -> None:
+    """ConfigError unless there is an address to start from."""
+    if not addresses:
+        raise ConfigError(f"{command} needs --bootstrap ADDRESS, as printed by `fusion-peer bootstrap`")
+
+
+def parse_options(items: Sequence[str], where: str) -> dict[str, Any]:
+    """NAME=VALUE items as keyword arguments; a VALUE is read as JSON where it is JSON, as a string otherwise."""
+    options: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{where}: {item!r} is not NAME=VALUE")
+        if name in options:
+            raise ConfigError(f"{where}: {name} is given twice")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    return options
+
+
+def settings_of(kind: type[CommonConfig]) -> dict[str, Any]:
+    """The annotated type of every setting of a command, in the order they are declared."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def is_repeatable(annotation: Any) -> bool:
+    """Whether a setting holds several values."""
+    return any(get_origin(member) is tuple for member in _members(annotation))
+
+
+def is_switch(annotation: Any) -> bool:
+    """Whether a setting is on or off."""
+    return bool in _members(annotation)
+
+
+def help_of(annotation: Any) -> str:
+    """The text of a setting's `Help`."""
+    return next((item.text for item in get_args(annotation) if isinstance(item, Help)), "")
+
+
+def resolve(kind: type[C], flags: Mapping[str, Any], environ: Mapping[str, str], files: Sequence[Path] = ()) -> C:
+    """The configuration of a command. Later files win over earlier ones, the environment over files, flags over all.
+
+    flags: by setting name; None means not given, strings are parsed, a repeatable flag is a list of strings.
+    """
+    values: dict[str, Any] = {}
+    for path in files:
+        values |= _from_file(kind, path)
+    for name, annotation in settings_of(kind).items():
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environ:
+            values[name] = _from_text(annotation, environ[variable], variable)
+        given = flags.get(name)
+        if given is not None and given != []:
+            values[name] = _from_text(annotation, given, "--" + name.replace("_", "-"))
+    return kind(**values)
+
+
+def check_resumable(stored: TrainConfig, now: TrainConfig) -> None:
+    """ConfigError when a resumed run was given another value for something that it cannot change."""
+    for name in FIXED_FOR_A_RUN:
+        before, after = getattr(stored, name), getattr(now, name)
+        if before != after:
+            raise ConfigError(
+                f"{name} was {before!r} when this run began and cannot become {after!r}; start a new run for that"
+            )
+
+
+def to_toml(config: CommonConfig) -> str:
+    """The resolved configuration as a TOML file that `--config` reads; what is unset is left out."""
+    import tomli_w  # kept out of the start of every command
+
+    plain = {field.name: _plain(getattr(config, field.name)) for field in fields(config) if field.name not in NOT_STORED}
+    return tomli_w.dumps({name: value for name, value in plain.items() if value is not None})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _from_file(kind: type[CommonConfig], path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    known = settings_of(kind)
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ConfigError(f"{path}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return {key: _validated(known[key], value, f"{path}: {key}") for key, value in table.items()}
+
+
+def _from_text(annotation: Any, given: Any, where: str) -> Any:
+    if isinstance(given, bool):
+        return given
+    if is_repeatable(annotation):
+        items = given.split(",") if isinstance(given, str) else given
+        return tuple(item.strip() for item in items if item.strip())
+    if given.lower() == "none" and type(None) in _members(annotation):
+        return None
+    return _validated(annotation, given, where, text=True)
+
+
+def _validated(annotation: Any, value: Any, where: str, *, text: bool = False) -> Any:
+    """`value` as the annotation says: text is parsed, anything else must have the right type already."""
+    from pydantic import TypeAdapter, ValidationError  # kept out of --help
+
+    if value == "none" and type(None) in _members(annotation):
+        return None
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    try:
+        if text:
+            return adapter.validate_strings(value)
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        reason = first["msg"].removeprefix("Input ").replace("'", "")
+        raise ConfigError(f"{where}: {str(value)[:80]!r} {reason}") from None
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The plain types of an annotation: annotations removed, unions flattened."""
+    if get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
