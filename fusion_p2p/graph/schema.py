@@ -139,3 +139,13 @@ class Graph:
 
     def is_parameter(self, value: int) -> bool:
         return self.first_parameter <= value < self.first_node_value
+
+
+RANDOM_OPS = {"dropout": "p", "scaled_dot_product_attention": "dropout_p"}
+"""Operators that draw random numbers, each with the argument that is the probability: at zero they draw none."""
+
+
+def is_random(node: Node) -> bool:
+    """Whether a training forward pass of this node draws random numbers, so that its caller has to seed it."""
+    probability = RANDOM_OPS.get(node.op)
+    return probability is not None and node.arguments.get(probability) != 0
