@@ -1,0 +1,57 @@
+"""Tensors as they are: raw little-endian bytes in row-major order, every dtype of the schema, bit-exact.
+
+NumPy knows no bfloat16, so bytes are taken through a `uint8` view of the tensor's own memory: nothing is converted or copied
+unless the tensor lies on an accelerator or is not contiguous.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusion_p2p.errors import WireError
+from fusion_p2p.graph.schema import TensorType
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def type_of(tensor: Tensor) -> TensorType:
+    """What the wire says of a tensor. ValueError for a dtype that has no name there: our own fault."""
+    name = NAMES.get(tensor.dtype)
+    if name is None:
+        raise ValueError(f"{tensor.dtype} has no place on the wire")
+    return TensorType(tuple(tensor.shape), name, tensor.requires_grad)
+
+
+def to_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes on the host. They share its memory where they can: do not write to it while they are being sent."""
+    host = tensor.detach().to("cpu").contiguous()
+    return host.reshape(-1).view(torch.uint8).numpy().data
+
+
+def from_bytes(buffer: bytes | bytearray | memoryview, type: TensorType, device: torch.device) -> Tensor:
+    """The tensor in `buffer`, whose memory it takes over when that is writable and aligned.
+
+    WireError when the size is not that of `type`, or a bool is neither 0 nor 1.
+    """
+    view = memoryview(buffer).cast("B")
+    if view.nbytes != type.num_bytes:
+        raise WireError(f"payload of {view.nbytes} bytes is not a {type.dtype} tensor of shape {list(type.shape)}")
+    dtype = DTYPES[type.dtype]
+    if not view.nbytes:
+        return torch.empty(type.shape, dtype=dtype, device=device)
+    flat = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+    if type.dtype == "bool" and int(flat.max()) > 1:
+        raise WireError("payload has bytes other than 0 and 1 where booleans belong")
+    if flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).reshape(type.shape).to(device)

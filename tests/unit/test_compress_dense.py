@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_p2p.compress.codec import CODECS
+from fusion_p2p.compress.dense import DTYPES, from_bytes, to_bytes, type_of
+from fusion_p2p.errors import WireError
+from fusion_p2p.graph.schema import DTYPE_BYTES, TensorType
+from fusion_p2p.wire import frames
+
+CPU = torch.device("cpu")
+
+
+def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Random bits, so NaN payloads and negative zeros are among them."""
+    generator = torch.Generator().manual_seed(seed)
+    count = torch.Size(shape).numel()
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    bits = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    return bits.view(dtype).reshape(shape)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    same_type = left.dtype == right.dtype and left.shape == right.shape
+    return same_type and torch.equal(left.contiguous().reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.row(31)
+@pytest.mark.parametrize("name", DTYPE_BYTES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (2, 3, 4, 5)])
+def test_bytes_round_trip_bit_exact_at_declared_size(name: str, shape: tuple[int, ...]):
+    tensor = random_tensor(DTYPES[name], shape, 7)
+    data = to_bytes(tensor)
+    assert data.nbytes == type_of(tensor).num_bytes
+    assert same_bits(from_bytes(bytes(data), type_of(tensor), CPU), tensor)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 1000))
+def test_any_shape_round_trips_also_transposed(name: str, shape: list[int], seed: int):
+    tensor = random_tensor(DTYPES[name], tuple(shape), seed).permute(*reversed(range(len(shape))))
+    assert same_bits(from_bytes(bytearray(to_bytes(tensor)), type_of(tensor), CPU), tensor)
+
+
+def test_contiguous_tensor_is_not_copied_in_either_direction():
+    tensor = torch.arange(6.0)
+    to_bytes(tensor)[0:4] = to_bytes(torch.tensor(9.0))
+    assert tensor[0] == 9
+    buffer = bytearray(to_bytes(tensor))
+    arrived = from_bytes(buffer, type_of(tensor), CPU)
+    buffer[0:4] = to_bytes(torch.tensor(3.0))
+    assert arrived[0] == 3
+
+
+def test_bytes_are_little_endian():
+    assert bytes(to_bytes(torch.tensor([1], dtype=torch.int32))) == b"\x01\0\0\0"
+    assert bytes(to_bytes(torch.tensor([1.0], dtype=torch.bfloat16))) == b"\x80\x3f"
+
+
+def test_unaligned_memory_is_realigned():
+    tensor = torch.arange(4.0)
+    buffer = bytearray(1) + bytearray(to_bytes(tensor))
+    arrived = from_bytes(memoryview(buffer)[1:], type_of(tensor), CPU)
+    assert arrived.data_ptr() % 4 == 0
+    assert torch.equal(arrived, tensor)
+
+
+@pytest.mark.parametrize("size", [0, 23, 25, 48])
+def test_wrong_size_is_refused(size: int):
+    with pytest.raises(WireError, match=r"bytes is not a float32 tensor of shape \[2, 3\]"):
+        from_bytes(bytes(size), TensorType((2, 3), "float32", False), CPU)
+
+
+def test_booleans_are_zero_or_one():
+    with pytest.raises(WireError, match="booleans"):
+        from_bytes(b"\x00\x01\x02", TensorType((3,), "bool", False), CPU)
+
+
+def test_dtype_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="no place on the wire"):
+        type_of(torch.zeros(1, dtype=torch.complex64))
+
+
+def test_codec_table_is_that_of_the_frames_and_sizes_are_known_before():
+    assert tuple(CODECS) == frames.CODECS
+    tensor = random_tensor(torch.bfloat16, (7, 3), 1)
+    for name, codec in CODECS.items():
+        assert codec.name == name
+        payload = codec.encode(tensor)
+        assert payload.nbytes == codec.wire_bytes(type_of(tensor))
+        assert same_bits(codec.decode(payload, type_of(tensor), CPU), tensor)
