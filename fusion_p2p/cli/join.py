@@ -1,0 +1,21 @@
+"""`fusion-peer join`: gives this machine's device to a swarm."""
+
+from __future__ import annotations
+
+from fusion_p2p.cli.addresses import check_addresses
+from fusion_p2p.cli.flags import Given
+from fusion_p2p.cli.identity_file import claimed_identity
+from fusion_p2p.cli.logs import configure_logging
+from fusion_p2p.cli.running import run
+from fusion_p2p.config import JoinConfig
+
+
+def join(given: Given) -> int:
+    """Give this machine's device to a swarm. Ctrl+C leaves it."""
+    config = given.resolve(JoinConfig)
+    check_addresses(config, config.bootstrap)
+    configure_logging(config.log_level)
+    from fusion_p2p.peer.agent import run_join  # imports torch and hivemind
+
+    with claimed_identity(config, "join") as claimed:
+        return run(run_join(claimed), stopped_code=0)

@@ -1,0 +1,20 @@
+"""Where log lines of a command go: to stderr, one line each, the libraries' chatter only when something is wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+CHATTY = ("hivemind", "libp2p", "matplotlib", "asyncio")
+
+
+def configure_logging(level: str) -> None:
+    """Log `level` and above to stderr; libraries only errors, unless the level is debug."""
+    logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr, force=True)
+    # hivemind installs its own console handler when it is imported; this variable is its only switch.
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "DEBUG" if level == "debug" else "ERROR")
+    if level != "debug":
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.ERROR)

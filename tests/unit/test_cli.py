@@ -1,0 +1,169 @@
+"""The command line: fast, light, one sentence per error, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fusion_p2p.cli.flags import flags_of
+from fusion_p2p.cli.identity_file import claimed_identity
+from fusion_p2p.cli.main import exit_code_of, first_expected, report_unexpected
+from fusion_p2p.cli.running import run
+from fusion_p2p.config import JoinConfig, TrainConfig, settings_of
+from fusion_p2p.errors import ConfigError, RunStopped, WireError
+from fusion_p2p.lock import FileLock, InUse
+
+ADDRESS = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWGBfGbUe8kHzUJ7bUG1oFyTzUPQHzjxLzWcEDKhHrYh5P"
+
+
+def test_help_is_fast_and_imports_nothing_heavy():
+    probe = (
+        "import sys; from fusion_p2p.cli.main import exit_code_of; code = exit_code_of(['--help']); "
+        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'pydantic', 'multiaddr', 'rich'} & set(sys.modules); "
+        "print('heavy', sorted(heavy)); sys.exit(code)"
+    )
+    seconds, outputs = [], []
+    for _ in range(3):
+        began = time.perf_counter()
+        outputs.append(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout)
+        seconds.append(time.perf_counter() - began)
+    assert "heavy []" in outputs[0]
+    assert all(name in outputs[0] for name in ("bootstrap", "join", "train", "export", "status"))
+    # The fastest of three: other processes of this machine must not decide.
+    assert min(seconds) < 0.5
+
+
+def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]):
+    assert exit_code_of(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in settings_of(TrainConfig):
+        assert flags_of(name)[0] in shown
+
+
+def test_version_names_the_protocol(capsys: pytest.CaptureFixture[str]):
+    assert exit_code_of(["--version"]) == 0
+    assert "protocol 1" in capsys.readouterr().out
+
+
+@pytest.mark.row(7)
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["train", "--stepz", "3"], "No such option: --stepz"),
+        (["jion"], "No such command 'jion'"),
+        (["export"], "Missing argument 'RUN'"),
+        (["train", "--steps"], "requires an argument"),
+        (["join"], "join needs --bootstrap ADDRESS"),
+        (["join", "--bootstrap", "/ip/192.0.2.7/tcp/1/p2p/x"], "/ip is unknown (did you mean /ip4)"),
+        (["join", "--bootstrap", "/ip4/192.0.2.7/tcp/31337"], "does not end in /p2p/PEER_ID"),
+        (["join", "--bootstrap", ADDRESS, "--listen", "/ip4/0.0.0.0"], "has no /tcp/PORT"),
+        (["join", "--bootstrap", ADDRESS, "--announce", "/ip4/192.0.2.1/tcp/0"], "port 0 cannot be announced"),
+        (["train", "--bootstrap", ADDRESS, "--steps", "0"], "--steps: '0' should be greater than or equal to 1"),
+        (["join", "--config", "/nonexistent.toml"], "cannot read the configuration /nonexistent.toml"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_sentence(
+    arguments: list[str], fragment: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("FUSION_BOOTSTRAP", raising=False)
+    assert exit_code_of(arguments) == 2
+    captured = capsys.readouterr()
+    assert fragment in captured.err
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.strip().splitlines()) == 1
+
+
+def test_an_expected_error_inside_task_groups_is_found():
+    known = RunStopped("peer A went away")
+    group = BaseExceptionGroup("tasks", [ExceptionGroup("inner", [known])])
+    assert first_expected(group) is known
+    assert first_expected(BaseExceptionGroup("tasks", [WireError("x"), KeyError("ours")])) is None
+
+
+def test_an_unexpected_error_is_a_sentence_without_a_traceback(capsys: pytest.CaptureFixture[str]):
+    report_unexpected(KeyError, KeyError("x"), None)
+    captured = capsys.readouterr().err
+    assert captured.startswith("error: unexpected KeyError")
+    assert "Traceback" not in captured
+
+
+def test_the_first_signal_cancels_and_gives_the_stopped_code():
+    left_cleanly = []
+
+    async def main() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            left_cleanly.append(True)
+        return 0
+
+    assert run(main(), stopped_code=130) == 130
+    assert left_cleanly == [True]
+
+
+def test_a_main_that_drains_decides_its_own_code():
+    async def main() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return 6
+        return 0
+
+    assert run(main(), stopped_code=130) == 6
+
+
+def test_a_second_signal_ends_a_process_that_does_not_leave():
+    program = (
+        "import asyncio, os, signal, sys, time\n"
+        "from fusion_p2p.cli.running import run\n"
+        "async def main():\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "    finally:\n"
+        "        print('leaving', flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "sys.exit(run(main(), stopped_code=0))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=3) == 0
+
+
+@pytest.mark.row(8)
+def test_processes_on_one_machine_take_identities_of_their_own(tmp_path: Path):
+    config = JoinConfig(bootstrap=(ADDRESS,), state_dir=tmp_path)
+    with claimed_identity(config, "join") as first, claimed_identity(config, "join") as second:
+        assert first.identity == tmp_path / "join.key"
+        assert second.identity == tmp_path / "join-2.key"
+        with (
+            pytest.raises(InUse, match=rf"identity {tmp_path}/join.key is in use by process {os.getpid()}"),
+            claimed_identity(first, "join"),
+        ):
+            pass
+    with claimed_identity(config, "join") as again:
+        assert again.identity == tmp_path / "join.key"
+
+
+def test_a_lock_survives_neither_release_nor_an_unwritable_place(tmp_path: Path):
+    lock = FileLock(tmp_path / "a.lock", "run")
+    with pytest.raises(InUse):
+        FileLock(tmp_path / "a.lock", "run")
+    lock.release()
+    FileLock(tmp_path / "a.lock", "run").release()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        FileLock(tmp_path / "file" / "a.lock", "run")
