@@ -1,0 +1,58 @@
+"""What a scheduler is given: the costs of the nodes, the peers and what they can do, and what the owner wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.ids import Digest, PeerId
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.job_messages import OptimiserSettings
+
+
+class NodeCost(Protocol):
+    """The cost of one node on one micro-batch, as `graph.workload` counts it."""
+
+    @property
+    def forward_flops(self) -> float: ...
+    @property
+    def backward_flops(self) -> float: ...
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept from the forward pass until the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCapability:
+    """A peer that may execute slices. `free_bytes` is the device memory it offers, `flops_per_s` its measured matrix rate."""
+
+    peer: PeerId
+    free_bytes: int
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What the owner of a job asks for.
+
+    `idle` are peers that were left out before planning, each with the reason; they are carried into the plan.
+    """
+
+    graph: Digest
+    micro_batches: int
+    optimiser: OptimiserSettings
+    recompute: bool = False
+    idle: tuple[tuple[PeerId, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlan:
+    """There is no plan, and why: one sentence that says what is missing."""
+
+    reason: str
+
+
+Scheduler = Callable[[Graph, Sequence[NodeCost], Sequence[PeerCapability], PlanRequest], Plan | NoPlan]
+"""A pure function: the same arguments give the same plan."""

@@ -1,0 +1,93 @@
+"""What a peer publishes about itself in the directory: at most 2 KiB, signed by its key, replaced by higher sequence numbers.
+
+    payload = sequence number (8 bytes, big-endian) | MessagePack map of Announcement
+
+The caller seals the payload with `net.identity.seal`. Announcements say what a peer can do and how to reach it; whether it
+lives is never taken from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgpack
+from pydantic import Field, ValidationError
+
+from fusion_p2p.errors import WireError
+from fusion_p2p.wire.job_messages import Finite
+from fusion_p2p.wire.messages import Count, Name, Record, Seconds, describe, unpack
+from fusion_p2p.wire.swarm_messages import MAX_RECORD_BYTES, PeerState, Reachability
+
+PROTOCOL_VERSION = 1
+"""Raised when peers of two versions cannot train together; everything else may differ."""
+SEQUENCE_BYTES = 8
+SEAL_BYTES = 96
+"""What sealing adds: public key and signature (`net.identity`)."""
+MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - SEAL_BYTES
+
+Address = Annotated[str, Field(max_length=256)]
+Version = Annotated[str, Field(max_length=32)]
+_Rate = Annotated[Finite, Field(ge=0)]
+
+
+class Versions(Record):
+    """What this peer runs. Only `protocol` must be equal everywhere."""
+
+    protocol: Count
+    fusion: Version
+    torch: Version
+    python: Version
+    codecs: Annotated[tuple[Version, ...], Field(max_length=16)]
+
+
+class MeasuredRates(Record):
+    """Forward+backward rates of the device, measured when it joined: FLOP/s and bytes/s."""
+
+    matmul_flops: _Rate
+    convolution_flops: _Rate
+    attention_flops: _Rate
+    memory_bytes_per_s: _Rate
+
+
+class Caps(Record):
+    """Limits that the volunteer set, None where there is none."""
+
+    upload_bytes_per_s: _Rate | None = None
+    download_bytes_per_s: _Rate | None = None
+
+
+class Announcement(Record):
+    """One peer's account of itself."""
+
+    network: Name
+    addresses: Annotated[tuple[Address, ...], Field(max_length=6)]
+    reachability: Reachability
+    versions: Versions
+    device: Annotated[str, Field(max_length=64)]
+    rates: MeasuredRates
+    free_bytes: Count
+    """Device memory this peer offers, a margin already taken off."""
+    caps: Caps
+    state: PeerState
+    incarnation: Count
+    wall_s: Seconds
+    """Unix time on this peer's clock when it wrote this."""
+
+
+def encode_announcement(announcement: Announcement, sequence: int) -> bytes:
+    """The payload to seal. ValueError when it is too large or the sequence number is out of range: our own fault."""
+    data: bytes = sequence.to_bytes(SEQUENCE_BYTES, "big") + msgpack.packb(announcement.model_dump())
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"announcement of {len(data)} bytes exceeds {MAX_PAYLOAD_BYTES}")
+    return data
+
+
+def decode_announcement(payload: bytes) -> tuple[int, Announcement]:
+    """Sequence number and announcement of an unsealed payload; WireError when malformed."""
+    if len(payload) < SEQUENCE_BYTES:
+        raise WireError("announcement without a sequence number")
+    try:
+        announcement = Announcement.model_validate(unpack(payload[SEQUENCE_BYTES:], MAX_PAYLOAD_BYTES))
+    except ValidationError as error:
+        raise WireError(f"announcement: {describe(error)}") from None
+    return int.from_bytes(payload[:SEQUENCE_BYTES], "big"), announcement

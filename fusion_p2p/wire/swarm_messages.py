@@ -1,0 +1,188 @@
+"""What peers say to each other about the swarm, and what owners ask of it (`/fusion/swarm/1`).
+
+    peer -> peer          Beat           I am here and hold this           -> BeatReply
+                          VoteRequest    let me coordinate this term       -> VoteReply
+                          Probe          do you hear that peer? (second observer)         -> ProbeReply
+                          Leave          I go, on purpose                  -> (the stream closes)
+    owner -> coordinator  Register       plan my job                       -> Waiting*, then Proposal | NotCoordinator
+    anyone -> peer        StatusRequest  who is here?                      -> StatusReply
+
+One question per stream, except that Register is answered by any number of Waiting messages, at least one every 5 s, before the
+Proposal. Who speaks is the authenticated peer of the stream, so no message carries its sender.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fusion_p2p.wire.job_messages import Contact, Content, Finite, OptimiserSettings, SliceIndex
+from fusion_p2p.wire.messages import Count, JobName, Message, MessageSet, Name, PeerName, Record, Seconds, Text
+
+SWARM_PROTOCOL = "/fusion/swarm/1"
+MAX_MEMBERS_LISTED = 400
+MAX_PEERS_IN_STATUS = 120
+MAX_RECORD_BYTES = 2048
+
+PeerState = Literal["standby", "working", "paused", "draining"]
+Reachability = Literal["direct", "relayed", "outbound-only"]
+
+
+class Token(Record):
+    """Who coordinates: the term, and the peer elected in it. Compared by term, then peer id."""
+
+    term: Count
+    peer: PeerName
+
+
+class Holding(Record):
+    """What a peer executes: slices of one job."""
+
+    job: JobName
+    slices: Annotated[tuple[SliceIndex, ...], Field(max_length=256)]
+
+
+class Beat(Message):
+    kind: ClassVar[str] = "beat"
+    incarnation: Count
+    """Unix milliseconds of the start of this peer, raised by one each time it was evicted: older is longer here."""
+    sequence: Count
+    coordinator: Token | None
+    state: PeerState
+    holding: Holding | None
+    progress: Count
+    """Tasks done so far."""
+    record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""
+    """The sender's sealed announcement, when the receiver has not acknowledged the newest one; otherwise empty."""
+
+
+class MemberEntry(Record):
+    """A peer that the sender knows of, and when it was last heard."""
+
+    peer: PeerName
+    incarnation: Count
+    holds: bool
+    heard_ago_s: Seconds
+
+
+class BeatReply(Message):
+    kind: ClassVar[str] = "beat_reply"
+    incarnation: Count
+    coordinator: Token | None
+    state: PeerState
+    holds: bool
+    evicted: bool
+    """The asker's incarnation was evicted: it comes back with a higher one."""
+    members: Annotated[tuple[MemberEntry, ...], Field(max_length=MAX_MEMBERS_LISTED)]
+
+
+class VoteRequest(Message):
+    kind: ClassVar[str] = "vote_request"
+    term: Count
+    incarnation: Count
+
+
+class VoteReply(Message):
+    kind: ClassVar[str] = "vote_reply"
+    term: Count
+    """The term voted in, or the highest the voter knows when it refuses."""
+    granted: bool
+    reason: Text
+    coordinator: Token | None
+
+
+class Probe(Message):
+    kind: ClassVar[str] = "probe"
+    peer: PeerName
+
+
+class ProbeReply(Message):
+    kind: ClassVar[str] = "probe_reply"
+    heard: bool
+
+
+class Leave(Message):
+    kind: ClassVar[str] = "leave"
+    incarnation: Count
+
+
+class Register(Message):
+    kind: ClassVar[str] = "register"
+    job: JobName
+    incarnation: Count
+    graph: Content
+    micro_batches: Annotated[int, Field(ge=1, le=1 << 16)]
+    optimiser: OptimiserSettings
+    precision: Literal["fp32", "bf16"]
+    base_epoch: Count
+    """The owner's newest epoch: a proposal is for the next one."""
+    peers: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Plan with exactly so many peers as soon as they are here; None: all that are free once nobody new comes."""
+    scheduler: Name = "equal-compute"
+    recompute: bool = False
+
+
+class Waiting(Message):
+    kind: ClassVar[str] = "waiting"
+    reason: Text
+
+
+class NotCoordinator(Message):
+    kind: ClassVar[str] = "not_coordinator"
+    coordinator: Token | None
+    addresses: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)] = ()
+
+
+class Proposal(Message):
+    kind: ClassVar[str] = "proposal"
+    job: JobName
+    term: Count
+    coordinator: PeerName
+    base_epoch: Count
+    plan: Content
+    contacts: Annotated[tuple[Contact, ...], Field(max_length=256)]
+
+
+class PeerStatus(Record):
+    """One peer as its announcement and its last beat describe it."""
+
+    peer: PeerName
+    state: PeerState
+    reachability: Reachability | None
+    device: Name
+    fusion_version: Name
+    free_bytes: Count
+    flops_per_s: Finite
+    holding: Holding | None
+    progress: Count
+    heard_ago_s: Seconds
+
+
+class JobStatus(Record):
+    """One job that the coordinator knows of."""
+
+    job: JobName
+    owner: PeerName
+    state: Literal["waiting", "proposed"]
+    reason: Text
+
+
+class StatusRequest(Message):
+    kind: ClassVar[str] = "status_request"
+
+
+class StatusReply(Message):
+    kind: ClassVar[str] = "status_reply"
+    network: Name
+    asked: PeerName
+    coordinator: Token | None
+    peers: Annotated[tuple[PeerStatus, ...], Field(max_length=MAX_PEERS_IN_STATUS)]
+    peers_left_out: Count
+    jobs: Annotated[tuple[JobStatus, ...], Field(max_length=16)]
+
+
+SWARM_MESSAGES = MessageSet(
+    Beat, BeatReply, VoteRequest, VoteReply, Probe, ProbeReply, Leave,
+    Register, Waiting, NotCoordinator, Proposal, StatusRequest, StatusReply,
+)  # fmt: skip
