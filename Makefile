@@ -33,12 +33,12 @@ $(STAMP): pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) not found; install it or say make PYTHON=..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(TORCH),)
-	$(PIP) install --quiet "torch==$(CPU_TORCH)+cpu" 2> /dev/null \
-	    || $(PIP) install --quiet "torch==$(CPU_TORCH)" --extra-index-url $(CPU_TORCH_INDEX)
+	$(PIP) install -qq "torch==$(CPU_TORCH)+cpu" 2> /dev/null \
+	    || $(PIP) install -qq "torch==$(CPU_TORCH)" --extra-index-url $(CPU_TORCH_INDEX)
 else
-	$(PIP) install --quiet $(TORCH)
+	$(PIP) install -qq $(TORCH)
 endif
-	$(PIP) install --quiet --editable ".[$(EXTRAS)]"
+	$(PIP) install -qq --editable ".[$(EXTRAS)]"
 	$(PIP) check
 	touch $@
 

@@ -1,0 +1,1 @@
+"""Beside the product: reference loops, benchmarks, the demo, examples. Not part of the installed package."""

@@ -1,0 +1,1 @@
+"""Plain single-process PyTorch: what a distributed run must equal."""
