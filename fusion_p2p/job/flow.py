@@ -151,15 +151,17 @@ def next_task(flow: Flow) -> Task | None:
 
 def needs(flow: Flow, task: Task) -> tuple[tuple[Edge, Moment], ...]:
     """What a task takes out of the mailbox, in the order of the slice's edges."""
-    edges = flow.edges
-    wanted = {
-        TaskKind.FORWARD: edges.arrivals(Direction.FORWARD),
-        TaskKind.BACKWARD: edges.arrivals(Direction.BACKWARD),
-        TaskKind.EVALUATE: edges.arrivals(Direction.EVALUATE),
-        TaskKind.REPORT: edges.gradients_in,
-        TaskKind.UPDATE: edges.sums_in,
-        TaskKind.SKIP: edges.sums_in,
-    }[task.kind]
+    match task.kind:
+        case TaskKind.FORWARD:
+            wanted = flow.edges.arrivals(Direction.FORWARD)
+        case TaskKind.BACKWARD:
+            wanted = flow.edges.arrivals(Direction.BACKWARD)
+        case TaskKind.EVALUATE:
+            wanted = flow.edges.arrivals(Direction.EVALUATE)
+        case TaskKind.REPORT:
+            wanted = flow.edges.gradients_in
+        case TaskKind.UPDATE | TaskKind.SKIP:
+            wanted = flow.edges.sums_in
     return tuple((edge, task.moment) for edge in wanted)
 
 

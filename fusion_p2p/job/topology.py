@@ -1,8 +1,8 @@
 """Which edges a slice reads and writes, derived from the cut graph; the same on every peer that has graph and plan.
 
-For a value with a gradient every reader sends one back, or an explicit nothing (`FrameKind.NONE`). A trainable parameter held by
-several slices (tied) is answered for by the first of them, its home: the others send it their gradient once a step, and it sends
-the sum back, so that all copies get the same update.
+For a value with a gradient every reader sends one back, or an explicit nothing (`FrameKind.NONE`). A trainable parameter
+held by several slices (tied) is answered for by the first of them, its home: the others send it their gradient once a step,
+and it sends the sum back, so that all copies get the same update.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import Cut
+from fusion_p2p.graph.slices import Cut, Slice
 from fusion_p2p.wire.frames import OWNER, Direction, Edge
+
+TRIGGER = 0xFFFF_FFFF
+"""The pseudo-value that the owner feeds to a slice that waits for nothing else: without it the slice would not know when."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceEdges:
     """The edges of one slice, each tuple in (value, slice) order.
 
-    feeds: graph inputs from the owner; forward_in, forward_out: values from and to other slices.
+    feeds: graph inputs from the owner (or its trigger); forward_in, forward_out: values from and to other slices.
     backward_in: gradients of `forward_out` from their readers; backward_out: gradients of what it received.
-    tied_in: at a home, other holders' gradients; otherwise the sums from the homes. tied_out: the reverse.
+    gradients_in, sums_out: of tied parameters at their home; gradients_out, sums_in: at the other holders.
     answers: trainable parameters whose sum of squares this slice reports, in graph order.
     """
 
@@ -38,14 +41,11 @@ class SliceEdges:
     answers: tuple[int, ...]
 
     def arrivals(self, direction: Direction) -> tuple[Edge, ...]:
-        """What a task of this direction waits for."""
-        if direction is Direction.FORWARD:
-            return self.feeds + self.forward_in
-        if direction is Direction.EVALUATE:
-            return tuple(as_evaluation(edge) for edge in self.feeds + self.forward_in)
+        """What a forward, validation or backward task waits for."""
         if direction is Direction.BACKWARD:
             return self.backward_in
-        return self.gradients_in + self.sums_in
+        forward = self.feeds + self.forward_in
+        return tuple(as_evaluation(edge) for edge in forward) if direction is Direction.EVALUATE else forward
 
 
 def as_evaluation(edge: Edge) -> Edge:
@@ -77,7 +77,7 @@ def _edges_of(graph: Graph, cut: Cut, tied: Mapping[int, tuple[int, ...]], index
     trainable = [value for value in part.parameters if graph.parameter(value).trainable]
     return SliceEdges(
         index=index,
-        feeds=tuple(Edge(value, OWNER, index, Direction.FORWARD) for value in part.inputs),
+        feeds=tuple(Edge(value, OWNER, index, Direction.FORWARD) for value in part.inputs or _trigger(part)),
         forward_in=_into(crossing, index),
         forward_out=_out_of(crossing, index),
         backward_in=_into(gradients, index),
@@ -88,6 +88,10 @@ def _edges_of(graph: Graph, cut: Cut, tied: Mapping[int, tuple[int, ...]], index
         sums_out=_out_of(from_home, index),
         answers=tuple(value for value in trainable if cut.holders(value)[0] == index),
     )
+
+
+def _trigger(part: Slice) -> tuple[int, ...]:
+    return () if part.receives else (TRIGGER,)
 
 
 def _into(edges: list[Edge], index: int) -> tuple[Edge, ...]:

@@ -1,0 +1,194 @@
+"""What a peer has promised to whom: at most one job at a time; pure.
+
+    IDLE --Asked--> BUILDING --Built--> PREPARED --StartAsked--> RUNNING
+      a refusal, an abort, a stop, or an owner silent for too long leads back to IDLE
+
+The same owner may ask again at any time with a higher (incarnation, epoch): that replaces what was promised before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from fusion_p2p.ids import JobId, PeerId
+
+OWNER_SILENT_S = 30.0
+"""A peer keeps a run's slices this long without a word from the owner; then it is free for others."""
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    BUILDING = "building"
+    PREPARED = "prepared"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who asks for what: one epoch of one incarnation of one job."""
+
+    owner: PeerId
+    job: JobId
+    incarnation: int
+    epoch: int
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return (self.incarnation, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """The claim that is being served, and until when its owner may be silent."""
+
+    phase: Phase = Phase.IDLE
+    claim: Claim | None = None
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An owner asks to prepare an epoch; the promise lapses after `lease_s` without a start."""
+
+    claim: Claim
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailed:
+    claim: Claim
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The owner aborts the epoch or stops the job."""
+
+    claim: Claim
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Any word from the owner."""
+
+    owner: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Asked | Built | BuildFailed | StartAsked | Ended | Heard | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Fetch graph and plan, check them, and allocate the slices."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class SayPrepared:
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class SayRefused:
+    claim: Claim
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Run the slices, unless they run already, and say Started."""
+
+    claim: Claim
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget everything about this claim."""
+
+    claim: Claim
+    reason: str
+
+
+Action = Build | SayPrepared | SayRefused | Begin | Drop
+
+
+def step(state: Tenure, event: Event, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    """The next state and what to do; `now` in seconds of a monotonic clock."""
+    match event:
+        case Asked():
+            return _asked(state, event, now)
+        case Built(claim):
+            return _built(state, claim)
+        case BuildFailed(claim, reason):
+            return (Tenure(), (SayRefused(claim, reason),)) if claim == state.claim else (state, ())
+        case StartAsked(claim):
+            return _start(state, claim, now)
+        case Ended(claim, reason):
+            return _ended(state, claim, reason)
+        case Heard(owner):
+            return _heard(state, owner, now)
+        case Tick():
+            return _tick(state, now)
+
+
+def _asked(state: Tenure, event: Asked, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    held, asked = state.claim, event.claim
+    if held == asked:
+        return state, (SayPrepared(asked),) if state.phase in (Phase.PREPARED, Phase.RUNNING) else ()
+    if held is not None and held.job != asked.job:
+        return state, (SayRefused(asked, f"serving another job ({held.job[:8]})"),)
+    if held is not None and asked.age <= held.age:
+        return state, (SayRefused(asked, f"serving incarnation {held.incarnation}, epoch {held.epoch} already"),)
+    dropped = () if held is None else (Drop(held, "replaced by a newer epoch"),)
+    return Tenure(Phase.BUILDING, asked, now + max(event.lease_s, OWNER_SILENT_S)), (*dropped, Build(asked))
+
+
+def _built(state: Tenure, claim: Claim) -> tuple[Tenure, tuple[Action, ...]]:
+    if claim != state.claim or state.phase is not Phase.BUILDING:
+        return state, ()
+    return replace(state, phase=Phase.PREPARED), (SayPrepared(claim),)
+
+
+def _start(state: Tenure, claim: Claim, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    if claim != state.claim or state.phase not in (Phase.PREPARED, Phase.RUNNING):
+        return state, (SayRefused(claim, "this epoch was not prepared here"),)
+    again = state.phase is Phase.RUNNING
+    return replace(state, phase=Phase.RUNNING, deadline=now + OWNER_SILENT_S), (Begin(claim, again),)
+
+
+def _ended(state: Tenure, claim: Claim, reason: str) -> tuple[Tenure, tuple[Action, ...]]:
+    held = state.claim
+    if held is None or (held.owner, held.job) != (claim.owner, claim.job) or claim.age < held.age:
+        return state, ()
+    return Tenure(), (Drop(held, reason),)
+
+
+def _heard(state: Tenure, owner: PeerId, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    if state.claim is None or state.claim.owner != owner:
+        return state, ()
+    return replace(state, deadline=max(state.deadline, now + OWNER_SILENT_S)), ()
+
+
+def _tick(state: Tenure, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    if state.claim is None or now < state.deadline:
+        return state, ()
+    return Tenure(), (Drop(state.claim, f"no word from the owner for {OWNER_SILENT_S:g} s"),)

@@ -1,0 +1,150 @@
+"""A step is a transaction: the owner collects a report from every slice, decides once, waits until all applied it; pure.
+
+The gradient norm is taken over all slices, parameters in graph order, tied ones once (their home reports them). A step with a
+loss or gradient that is not finite is skipped; `MAX_SKIPS` in a row stop the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from fusion_p2p.errors import WireError
+from fusion_p2p.job.clipping import clip_coefficient
+from fusion_p2p.job.flow import Fate
+
+MAX_SKIPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the owner knows of a plan: per slice the parameters it answers for, which slice computes the loss, and limits."""
+
+    answers: tuple[tuple[int, ...], ...]
+    loss_slice: int
+    micro_batches: int
+    max_norm: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One slice's part: sums of squares of `Terms.answers`, and from the loss slice the loss of every micro-batch."""
+
+    squares: tuple[float, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """The open step, or the decided one that not every slice has applied yet."""
+
+    terms: Terms
+    step: int
+    reports: Mapping[int, Report] = field(default_factory=lambda: MappingProxyType({}))
+    fate: Fate = Fate.OPEN
+    applied: frozenset[int] = frozenset()
+    skips: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    slice: int
+    step: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    slice: int
+    step: int
+
+
+Event = Reported | Applied
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Write this into the ledger, then tell every slice. `loss`: mean of micro-batches; `norm`: of all gradients."""
+
+    step: int
+    fate: Fate
+    clip: float
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every slice has applied the step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """The run cannot go on."""
+
+    reason: str
+
+
+Action = Decide | Complete | StopRun
+
+
+def step(state: Transaction, event: Event) -> tuple[Transaction, tuple[Action, ...]]:
+    """The next state and what to do. Repetitions are ignored; WireError when a report is not the one that is due."""
+    if event.step != state.step:
+        return state, ()
+    match event:
+        case Reported(index, _, report):
+            return _reported(state, index, report)
+        case Applied(index):
+            return _applied(state, index)
+
+
+def _reported(state: Transaction, index: int, report: Report) -> tuple[Transaction, tuple[Action, ...]]:
+    terms = state.terms
+    if index in state.reports or state.fate is not Fate.OPEN:
+        return state, ()
+    losses = terms.micro_batches if index == terms.loss_slice else 0
+    if len(report.squares) != len(terms.answers[index]) or len(report.losses) != losses:
+        raise WireError(f"slice {index} reported {len(report.squares)} gradients and {len(report.losses)} losses")
+    state = replace(state, reports={**state.reports, index: report})
+    if len(state.reports) < len(terms.answers):
+        return state, ()
+    return _decide(state)
+
+
+def _decide(state: Transaction) -> tuple[Transaction, tuple[Action, ...]]:
+    terms = state.terms
+    squares = squares_in_graph_order(state)
+    losses = state.reports[terms.loss_slice].losses
+    norm = math.sqrt(sum(squares)) if math.isfinite(sum(squares)) else math.inf
+    loss = sum(losses) / len(losses)
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    fate = Fate.COMMIT if finite else Fate.SKIP
+    skips = 0 if finite else state.skips + 1
+    clip = clip_coefficient(squares, terms.max_norm) if finite and terms.max_norm is not None else 1.0
+    decide = Decide(state.step, fate, clip, loss, norm)
+    stop = (StopRun(f"{MAX_SKIPS} steps in a row had a loss or gradient that is not finite"),) if skips >= MAX_SKIPS else ()
+    return replace(state, fate=fate, skips=skips), (decide, *stop)
+
+
+def squares_in_graph_order(state: Transaction) -> list[float]:
+    """The sums of squares of all trainable parameters, each once, ordered by their number in the graph."""
+    pairs = [
+        (parameter, square)
+        for index, report in state.reports.items()
+        for parameter, square in zip(state.terms.answers[index], report.squares, strict=True)
+    ]
+    return [square for _, square in sorted(pairs)]
+
+
+def _applied(state: Transaction, index: int) -> tuple[Transaction, tuple[Action, ...]]:
+    if state.fate is Fate.OPEN:
+        raise WireError(f"slice {index} applied step {state.step} before it was decided")
+    applied = state.applied | {index}
+    if len(applied) < len(state.terms.answers):
+        return replace(state, applied=applied), ()
+    return Transaction(state.terms, state.step + 1, skips=state.skips), (Complete(state.step),)
