@@ -1,0 +1,260 @@
+"""Value streams: tensors from the slice that computes them to the slices that read them (`wire/frames.py`).
+
+A *lane* is one stream from one process to another for one class of values, so that gradients never wait behind activations.
+The sender obeys the reader's credits (`job.credits`), keeps what is not acknowledged, and after a reset opens the lane anew
+and sends that again: a reset is a reconnect at the same micro-batch, not a death. The reader never waits for compute or
+credit: what it reads has room by its credits, and is compared with the declared type before a byte is allocated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.graph.schema import TensorType
+from fusion_p2p.ids import PeerId
+from fusion_p2p.job import credits as outboxes
+from fusion_p2p.net.base import Stream, Transport
+from fusion_p2p.net.blobs import read_chunks, write_chunks
+from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, decode_header, encode_header
+
+VALUES_PROTOCOL = "/fusion/values/1"
+RECONNECT_S = 6.0
+"""A lane that cannot be opened for so long has lost its peer."""
+MAX_RESETS = 8
+"""A peer that closes a lane this often within RECONNECT_S does not want it."""
+FIRST_FRAME_S = 120.0
+"""A lane that carries nothing for so long after it was opened is closed; its sender opens it again when needed."""
+WRITE_TIMEOUT_S = 60.0
+"""A reader that takes no byte for so long is lost: the stream is up, but nobody is there."""
+_GRADIENTS = (Direction.BACKWARD, Direction.TIED)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A value as it crosses: its raw bytes, or no type and no bytes for an explicit nothing."""
+
+    type: TensorType | None
+    data: memoryview
+    codec: str = "none"
+
+
+NOTHING = Payload(None, memoryview(b""))
+
+
+def lane_of(peer: PeerId, edge: Edge) -> tuple[PeerId, bool]:
+    """Which stream to a peer carries an edge: (peer, whether it is the one for gradients)."""
+    return peer, edge.direction in _GRADIENTS
+
+
+class ValueSender:
+    """Sends a run's values from this process. `lost` is told, once per peer, when a lane cannot go on."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: RunId,
+        credits: Mapping[Edge, int],
+        peer_of: Mapping[int, PeerId],
+        *,
+        lost: Callable[[PeerId, str], None],
+    ) -> None:
+        self._transport, self._run, self._lost = transport, run, lost
+        self._outbox = outboxes.Outbox(credits)
+        self._kept: dict[tuple[Edge, Moment], Payload] = {}
+        self._lane_of = {edge: lane_of(peer_of[edge.target], edge) for edge in credits}
+        self._queues: dict[tuple[PeerId, bool], asyncio.Queue[outboxes.Send]] = {
+            lane: asyncio.Queue() for lane in self._lane_of.values()
+        }
+        self.bytes_sent = 0
+
+    async def run(self) -> None:
+        """Keep all lanes open until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for lane in self._queues:
+                group.create_task(self._keep_lane(lane))
+
+    def offer(self, edge: Edge, moment: Moment, payload: Payload) -> None:
+        """Send this value as soon as its edge has a credit."""
+        self._kept[edge, moment] = payload
+        self._step(outboxes.Offered(edge, moment))
+
+    def _step(self, event: outboxes.Event) -> None:
+        self._outbox, actions = outboxes.step(self._outbox, event)
+        for action in actions:
+            match action:
+                case outboxes.Send(edge, _):
+                    self._queues[self._lane_of[edge]].put_nowait(action)
+                case outboxes.Forget(edge, moment):
+                    self._kept.pop((edge, moment), None)
+
+    async def _keep_lane(self, lane: tuple[PeerId, bool]) -> None:
+        peer, _ = lane
+        clock = asyncio.get_running_loop().time
+        resets: deque[float] = deque([-RECONNECT_S] * MAX_RESETS, maxlen=MAX_RESETS)
+        try:
+            while clock() - resets[0] > RECONNECT_S:
+                stream = await open_patiently(self._transport, peer, VALUES_PROTOCOL, RECONNECT_S)
+                self._refill(lane)
+                await self._use(stream, self._queues[lane])
+                log.info("lane reset peer=%s, opening it again", peer)
+                resets.append(clock())
+            self._lost(peer, f"it closed the value stream {MAX_RESETS} times within {RECONNECT_S:g} s")
+        except (NetworkError, WireError) as error:
+            self._lost(peer, str(error))
+
+    def _refill(self, lane: tuple[PeerId, bool]) -> None:
+        queue = self._queues[lane]
+        while not queue.empty():
+            queue.get_nowait()
+        self._step(outboxes.Reconnected(frozenset(edge for edge, other in self._lane_of.items() if other == lane)))
+
+    async def _use(self, stream: Stream, queue: asyncio.Queue[outboxes.Send]) -> None:
+        """Write, and read acknowledgements, until the stream is reset. DeadlinePassed when the reader is frozen."""
+        halves = [
+            asyncio.create_task(self._write(stream, queue)),
+            asyncio.create_task(self._read_acknowledgements(stream)),
+        ]
+        try:
+            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            for half in done:
+                half.result()
+        except StreamClosed:
+            return
+        finally:
+            for half in halves:
+                half.cancel()
+            await asyncio.gather(*halves, return_exceptions=True)
+            await stream.close()
+
+    async def _write(self, stream: Stream, queue: asyncio.Queue[outboxes.Send]) -> None:
+        while True:
+            send = await queue.get()
+            payload = self._kept.get((send.edge, send.moment))
+            if payload is None:
+                continue
+            kind = FrameKind.NONE if payload.type is None else FrameKind.VALUE
+            header = Header(kind, self._run, send.moment, send.edge, payload.type, payload.codec, len(payload.data))
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await stream.write(encode_header(header))
+                    await write_chunks(stream, payload.data)
+            except TimeoutError:
+                raise DeadlinePassed(f"{stream.remote} took no byte for {WRITE_TIMEOUT_S:g} s") from None
+            self.bytes_sent += HEADER_BYTES + len(payload.data)
+
+    async def _read_acknowledgements(self, stream: Stream) -> None:
+        while True:
+            header = decode_header(await stream.read_exactly(HEADER_BYTES))
+            if header.kind is not FrameKind.CREDIT or header.run != self._run or header.edge not in self._lane_of:
+                raise WireError(f"{stream.remote} acknowledged what was not sent")
+            self._step(outboxes.Acknowledged(header.edge, header.moment))
+
+
+class Inlet(Protocol):
+    """A run that takes values here."""
+
+    def expected(self, edge: Edge, sender: PeerId) -> TensorType | None:
+        """The declared type of what this peer may send on this edge; None when it may not."""
+
+    def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
+        """Take the value, or answer with an acknowledgement. WireError when it breaks the edge's credits."""
+
+
+class ValueReceiver:
+    """Reads value streams for the runs that this process takes part in."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._inlets: dict[RunId, Inlet] = {}
+        self._answers: dict[tuple[PeerId, bool], asyncio.Queue[Header]] = {}
+        self.bytes_received = 0
+
+    async def start(self) -> None:
+        await self._transport.serve(VALUES_PROTOCOL, self._serve)
+
+    def open_inlet(self, run: RunId, inlet: Inlet) -> None:
+        """Accept values of a run from now on."""
+        self._inlets[run] = inlet
+
+    def close_inlet(self, run: RunId) -> None:
+        """Refuse values of a run from now on: they are stale."""
+        self._inlets.pop(run, None)
+
+    def acknowledge(self, run: RunId, sender: PeerId, edge: Edge, moment: Moment) -> None:
+        """Tell the sender that a task has taken this value. Lost with its stream; the sender then asks again."""
+        queue = self._answers.get(lane_of(sender, edge))
+        if queue is not None:
+            queue.put_nowait(Header(FrameKind.CREDIT, run, moment, edge))
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(FIRST_FRAME_S):
+                first = decode_header(await stream.read_exactly(HEADER_BYTES))
+        except TimeoutError:
+            return
+        lane = lane_of(stream.remote, first.edge)
+        answers = self._answers[lane] = asyncio.Queue()
+        writing = asyncio.create_task(self._write_answers(stream, answers))
+        try:
+            await self._read(stream, first, lane)
+        finally:
+            writing.cancel()
+            if self._answers.get(lane) is answers:
+                del self._answers[lane]
+
+    async def _read(self, stream: Stream, header: Header, lane: tuple[PeerId, bool]) -> None:
+        while True:
+            if lane_of(stream.remote, header.edge) != lane:
+                raise WireError(f"{stream.remote} mixed activations and gradients on one stream")
+            await self._receive(stream, header)
+            header = decode_header(await stream.read_exactly(HEADER_BYTES))
+
+    async def _receive(self, stream: Stream, header: Header) -> None:
+        inlet = self._inlets.get(header.run)
+        if inlet is None:
+            raise WireError(f"{stream.remote} sent a value of epoch {header.run.epoch}, which does not run here")
+        declared = inlet.expected(header.edge, stream.remote)
+        if declared is None:
+            raise WireError(f"{stream.remote} may not send value {header.edge.value} to slice {header.edge.target}")
+        inlet.deliver(header.edge, header.moment, await self._payload(stream, header, declared))
+
+    async def _payload(self, stream: Stream, header: Header, declared: TensorType) -> Payload:
+        if header.kind is FrameKind.NONE:
+            return NOTHING
+        if header.type is None or replace(header.type, grad=declared.grad) != declared:
+            raise WireError(f"{stream.remote} sent value {header.edge.value} as {header.type}, declared {declared}")
+        if header.payload_bytes != declared.num_bytes:
+            raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {declared.num_bytes}")
+        data = memoryview(await read_chunks(stream, header.payload_bytes))
+        self.bytes_received += HEADER_BYTES + len(data)
+        return Payload(declared, data, header.codec)
+
+    async def _write_answers(self, stream: Stream, answers: asyncio.Queue[Header]) -> None:
+        try:
+            while True:
+                await stream.write(encode_header(await answers.get()))
+        except NetworkError:
+            log.info("cannot acknowledge to peer=%s: its stream is gone", stream.remote)
+
+
+async def open_patiently(transport: Transport, peer: PeerId, protocol: str, patience_s: float) -> Stream:
+    """Open a stream, trying again with growing, jittered pauses. The last NetworkError when the patience is over."""
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + patience_s, 0.05
+    while True:
+        try:
+            return await transport.open(peer, protocol, timeout_s=max(deadline - loop.time(), 0.5))
+        except NetworkError:
+            if loop.time() + pause >= deadline:
+                raise
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 2, 1.0)
