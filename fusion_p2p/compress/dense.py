@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.errors import WireError
+from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import TensorType
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
-NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def type_of(tensor: Tensor) -> TensorType:
     """What the wire says of a tensor. ValueError for a dtype that has no name there: our own fault."""
-    name = NAMES.get(tensor.dtype)
+    name = _NAMES.get(tensor.dtype)
     if name is None:
         raise ValueError(f"{tensor.dtype} has no place on the wire")
     return TensorType(tuple(tensor.shape), name, tensor.requires_grad)
@@ -46,7 +38,7 @@ def from_bytes(buffer: bytes | bytearray | memoryview, type: TensorType, device:
     view = memoryview(buffer).cast("B")
     if view.nbytes != type.num_bytes:
         raise WireError(f"payload of {view.nbytes} bytes is not a {type.dtype} tensor of shape {list(type.shape)}")
-    dtype = DTYPES[type.dtype]
+    dtype = TORCH_DTYPES[type.dtype]
     if not view.nbytes:
         return torch.empty(type.shape, dtype=dtype, device=device)
     flat = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_p2p.compress.codec import CODECS
-from fusion_p2p.compress.dense import DTYPES, from_bytes, to_bytes, type_of
+from fusion_p2p.compress.dense import from_bytes, to_bytes, type_of
 from fusion_p2p.errors import WireError
+from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import DTYPE_BYTES, TensorType
 from fusion_p2p.wire import frames
 
@@ -33,7 +34,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", DTYPE_BYTES)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (2, 3, 4, 5)])
 def test_bytes_round_trip_bit_exact_at_declared_size(name: str, shape: tuple[int, ...]):
-    tensor = random_tensor(DTYPES[name], shape, 7)
+    tensor = random_tensor(TORCH_DTYPES[name], shape, 7)
     data = to_bytes(tensor)
     assert data.nbytes == type_of(tensor).num_bytes
     assert same_bits(from_bytes(bytes(data), type_of(tensor), CPU), tensor)
@@ -42,7 +43,7 @@ def test_bytes_round_trip_bit_exact_at_declared_size(name: str, shape: tuple[int
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 1000))
 def test_any_shape_round_trips_also_transposed(name: str, shape: list[int], seed: int):
-    tensor = random_tensor(DTYPES[name], tuple(shape), seed).permute(*reversed(range(len(shape))))
+    tensor = random_tensor(TORCH_DTYPES[name], tuple(shape), seed).permute(*reversed(range(len(shape))))
     assert same_bits(from_bytes(bytearray(to_bytes(tensor)), type_of(tensor), CPU), tensor)
 
 

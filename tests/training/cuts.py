@@ -1,0 +1,43 @@
+"""Random legal cuts of a graph: any assignment of nodes to slices in which every edge goes to the same or a higher slice."""
+
+from __future__ import annotations
+
+import random
+
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.graph.slices import Cut, constant_nodes
+
+
+def random_cut(graph: Graph, rng: random.Random, num_slices: int, disorder: float) -> list[int]:
+    """Slice of each node, for `graph.slices.cut`, with at most `num_slices` slices and no gaps.
+
+    With `disorder` 0 the cut is contiguous in topological order; otherwise a node's place is off by up to that share of the
+    graph, as far as what it reads allows: so cuts run through residual and attention branches.
+    """
+    constants = constant_nodes(graph)
+    place: dict[int, int] = {}
+    wanted: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        if index in constants:
+            continue
+        share = index / len(graph.nodes) + disorder * rng.uniform(-1, 1)
+        low = max((place[value] for value in node.reads() if value in place), default=0)
+        wanted[index] = max(low, min(num_slices - 1, max(0, int(share * num_slices))))
+        place.update(dict.fromkeys(node.outputs, wanted[index]))
+    number = {part: rank for rank, part in enumerate(sorted(set(wanted.values())))}
+    return [number[wanted[index]] if index in wanted else 0 for index in range(len(graph.nodes))]
+
+
+def is_contiguous(graph: Graph, slice_of: list[int]) -> bool:
+    """Whether the cut is a list of places in topological order, as cuts of layers are; constant nodes aside."""
+    constants = constant_nodes(graph)
+    order = [part for index, part in enumerate(slice_of) if index not in constants]
+    return order == sorted(order)
+
+
+def skips_or_branches(cut: Cut) -> bool:
+    """Whether some value passes over a slice or has readers in several: an edge of a residual branch was cut."""
+    readers: dict[int, int] = {}
+    for edge in cut.edges:
+        readers[edge.value] = readers.get(edge.value, 0) + 1
+    return any(edge.target - edge.source > 1 for edge in cut.edges) or any(count > 1 for count in readers.values())
