@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from fusion_p2p.errors import WireError
 from fusion_p2p.wire.job_messages import Finite
-from fusion_p2p.wire.messages import Count, Name, Record, Seconds, describe, unpack
+from fusion_p2p.wire.messages import Count, Name, Record, describe, unpack
 from fusion_p2p.wire.swarm_messages import MAX_RECORD_BYTES, PeerState, Reachability
 
 PROTOCOL_VERSION = 1
@@ -28,6 +28,7 @@ MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - SEAL_BYTES
 Address = Annotated[str, Field(max_length=256)]
 Version = Annotated[str, Field(max_length=32)]
 _Rate = Annotated[Finite, Field(ge=0)]
+_UnixTime = Annotated[Finite, Field(ge=0, le=1e12)]
 
 
 class Versions(Record):
@@ -70,7 +71,7 @@ class Announcement(Record):
     caps: Caps
     state: PeerState
     incarnation: Count
-    wall_s: Seconds
+    wall_s: _UnixTime
     """Unix time on this peer's clock when it wrote this."""
 
 

@@ -29,7 +29,7 @@ PeerState = Literal["standby", "working", "paused", "draining"]
 Reachability = Literal["direct", "relayed", "outbound-only"]
 
 
-class Token(Record):
+class Coordinator(Record):
     """Who coordinates: the term, and the peer elected in it. Compared by term, then peer id."""
 
     term: Count
@@ -48,7 +48,7 @@ class Beat(Message):
     incarnation: Count
     """Unix milliseconds of the start of this peer, raised by one each time it was evicted: older is longer here."""
     sequence: Count
-    coordinator: Token | None
+    coordinator: Coordinator | None
     state: PeerState
     holding: Holding | None
     progress: Count
@@ -69,7 +69,7 @@ class MemberEntry(Record):
 class BeatReply(Message):
     kind: ClassVar[str] = "beat_reply"
     incarnation: Count
-    coordinator: Token | None
+    coordinator: Coordinator | None
     state: PeerState
     holds: bool
     evicted: bool
@@ -89,7 +89,7 @@ class VoteReply(Message):
     """The term voted in, or the highest the voter knows when it refuses."""
     granted: bool
     reason: Text
-    coordinator: Token | None
+    coordinator: Coordinator | None
 
 
 class Probe(Message):
@@ -130,7 +130,7 @@ class Waiting(Message):
 
 class NotCoordinator(Message):
     kind: ClassVar[str] = "not_coordinator"
-    coordinator: Token | None
+    coordinator: Coordinator | None
     addresses: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)] = ()
 
 
@@ -176,7 +176,7 @@ class StatusReply(Message):
     kind: ClassVar[str] = "status_reply"
     network: Name
     asked: PeerName
-    coordinator: Token | None
+    coordinator: Coordinator | None
     peers: Annotated[tuple[PeerStatus, ...], Field(max_length=MAX_PEERS_IN_STATUS)]
     peers_left_out: Count
     jobs: Annotated[tuple[JobStatus, ...], Field(max_length=16)]
