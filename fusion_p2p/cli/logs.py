@@ -11,8 +11,12 @@ CHATTY = ("hivemind", "libp2p", "matplotlib", "asyncio")
 
 
 def configure_logging(level: str) -> None:
-    """Log `level` and above to stderr; libraries only errors, unless the level is debug."""
-    logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr, force=True)
+    """Show `level` and above on stderr; libraries only errors, unless the level is debug. Run folders keep INFO and above."""
+    shown = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=shown, format=FORMAT, stream=sys.stderr, force=True)
+    for terminal in logging.getLogger().handlers:
+        terminal.setLevel(shown)
+    logging.getLogger("fusion_p2p").setLevel(min(shown, logging.INFO))
     # hivemind installs its own console handler when it is imported; this variable is its only switch.
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "DEBUG" if level == "debug" else "ERROR")
     if level != "debug":

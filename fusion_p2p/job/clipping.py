@@ -10,7 +10,7 @@ EPSILON = 1e-6
 
 
 def gradient_norm(squares: Iterable[float]) -> float:
-    """The norm of all gradients together, given the sum of squares of each parameter's, in graph order and each tied one once."""
+    """The norm of all gradients together; sums of squares per parameter in graph order, each tied one once."""
     return math.sqrt(math.fsum(squares))
 
 

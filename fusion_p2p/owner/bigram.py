@@ -9,7 +9,7 @@ from fusion_p2p.owner.text import VOCABULARY, Bytes, Text
 
 
 def bigram_nats(text: Text) -> tuple[float, float]:
-    """Cross-entropy in nats per byte, on (training, validation) text, of a bigram model of the training text (add-one smoothing)."""
+    """Nats per byte on (training, validation) text of a bigram model of the training text, smoothed by adding one."""
     counts = pair_counts(text.training)
     log_probability = np.log(counts + 1.0) - np.log(counts.sum(axis=1, keepdims=True) + VOCABULARY)
     return cross_entropy(counts, log_probability), cross_entropy(pair_counts(text.validation), log_probability)

@@ -16,7 +16,8 @@ from fusion_p2p.job.learning_rate import RateSettings, rate
     [
         ("constant", 1, 0.1), ("constant", 5, 0.5), ("constant", 10, 1.0), ("constant", 11, 1.0), ("constant", 500, 1.0),
         ("linear", 10, 1.0), ("linear", 11, 1.0), ("linear", 61, 0.5), ("linear", 110, 0.01), ("linear", 111, 0.0),
-        ("cosine", 4, 0.4), ("cosine", 11, 1.0), ("cosine", 61, 0.5), ("cosine", 36, 0.5 + math.sqrt(0.5) / 2), ("cosine", 999, 0.0),
+        ("cosine", 4, 0.4), ("cosine", 11, 1.0), ("cosine", 61, 0.5), ("cosine", 36, 0.5 + math.sqrt(0.125)),
+        ("cosine", 999, 0.0),
     ],
 )  # fmt: skip
 def test_rate(schedule: str, step: int, expected: float):
