@@ -41,3 +41,23 @@ def skips_or_branches(cut: Cut) -> bool:
     for edge in cut.edges:
         readers[edge.value] = readers.get(edge.value, 0) + 1
     return any(edge.target - edge.source > 1 for edge in cut.edges) or any(count > 1 for count in readers.values())
+
+
+def random_cuts(graph: Graph, seed: int, count: int = 24) -> list[list[int]]:
+    """Cuts of 1 to 12 slices in turn; two of three are not contiguous in topological order (one slice always is)."""
+    rng = random.Random(seed)
+    cuts: list[list[int]] = []
+    while len(cuts) < count:
+        num_slices = len(cuts) % 12 + 1
+        contiguous = num_slices == 1 or len(cuts) % 3 == 0
+        cuts.append(_cut_like(graph, rng, num_slices, contiguous=contiguous))
+    return cuts
+
+
+def _cut_like(graph: Graph, rng: random.Random, num_slices: int, *, contiguous: bool) -> list[int]:
+    for attempt in range(1000):
+        disorder = 0.0 if contiguous else rng.uniform(0.02, 0.1 + attempt / 1000)
+        slice_of = random_cut(graph, rng, num_slices + attempt // 100, disorder)
+        if max(slice_of) + 1 == num_slices and is_contiguous(graph, slice_of) == contiguous:
+            return slice_of
+    raise AssertionError(f"no cut into {num_slices} slices found")
