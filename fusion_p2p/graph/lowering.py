@@ -1,0 +1,326 @@
+"""From an exported program to a graph: every torch operator becomes one of `OPS` with all its arguments written out.
+
+torch calls differ from the table in three ways, and each has its place here: other names or arguments for the same thing
+(`rewrites.py`), calls that only rename a tensor (`renames`), and writes in place, after which every later use of the tensor
+means the new value. A write that other views would see cannot be expressed and is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusion_p2p.errors import GraphError
+from fusion_p2p.graph.fake import type_of
+from fusion_p2p.graph.operators import OPS
+from fusion_p2p.graph.rewrites import Arguments, is_contiguous, module_path, operator_name, renames, rewrite, where
+from fusion_p2p.graph.schema import Argument, Node, Ref, Scalar, TensorType
+
+_IGNORED_ARGUMENTS = frozenset(
+    {
+        "device",
+        "pin_memory",
+        "layout",
+        "memory_format",
+        "cudnn_enable",
+        "cudnn_enabled",
+        "non_blocking",
+        "copy",
+        "requires_grad",
+    }
+)
+_DROPPED = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async.msg", "sym_constrain_range_for_size"})
+_IN_PLACE_REWRITES = frozenset({"copy_", "zero_", "fill_.Scalar", "fill_.Tensor", "detach_"})
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Nodes and types of all values, dead ones included; `updates` maps what was written in place to its new value."""
+
+    nodes: list[Node]
+    types: list[TensorType]
+    updates: dict[int, int]
+    output: int
+
+
+def lower(graph_module: fx.GraphModule, leaves: dict[fx.Node, int], types: list[TensorType]) -> Lowered:
+    """Lower all calls of an exported program whose single output is the loss.
+
+    leaves: the value number of each placeholder (tied ones share a number); types: of those values, in order.
+    GraphError names what cannot be lowered.
+    """
+    lowering = _Lowering(leaves, types)
+    output = lowering.run(graph_module)
+    if len(output) != 1 or not isinstance(output[0], fx.Node):
+        raise GraphError("the model does not return one loss tensor")
+    loss, updates = lowering.value(output[0]), lowering.updates()
+    return Lowered(lowering.nodes, lowering.types, updates, loss)
+
+
+class _Lowering:
+    def __init__(self, leaves: dict[fx.Node, int], types: list[TensorType]) -> None:
+        self.nodes: list[Node] = []
+        self.types = list(types)
+        self._num_leaves = len(types)
+        self._values: dict[fx.Node, int] = dict(leaves)
+        self._items: dict[fx.Node, list[int]] = {}
+        """Values of calls that return several tensors, and the storage of each."""
+        self._item_storage: dict[fx.Node, list[int]] = {}
+        self._leaf_now = {value: value for value in range(len(types))}
+        """What the memory of each input, parameter and buffer holds now."""
+        self._storage: dict[fx.Node, int] = dict(leaves)
+        """Nodes with one number may share memory. Leaves use their value number, others count on from there."""
+        self._next_storage = len(types)
+        self._sealed: set[int] = set()
+        """Storages that must not be written: trainable values as `no_grad` sees them."""
+        self._stale: dict[fx.Node, str] = {}
+        """Views whose memory was written through another view; reading one is refused with this reason."""
+
+    def run(self, graph_module: fx.GraphModule) -> Any:
+        """Lower all calls; the fx nodes that are returned."""
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                return node.args[0]
+            if node.op == "call_function":
+                self._call(graph_module, node)
+        raise GraphError("the exported program has no output")
+
+    def value(self, node: fx.Node) -> int:
+        """The value that an fx node means now."""
+        if node in self._stale:
+            raise GraphError(self._stale[node])
+        if node not in self._values:
+            raise GraphError(f"{node.name}{where(node)} is not a tensor")
+        return self._values[node]
+
+    def updates(self) -> dict[int, int]:
+        """What was written into inputs and buffers: no gradient flows back through it."""
+        found = {leaf: value for leaf, value in self._leaf_now.items() if value != leaf}
+        return {leaf: self._detached(value) for leaf, value in found.items()}
+
+    def _detached(self, value: int) -> int:
+        item = self.types[value]
+        if not item.grad:
+            return value
+        self.nodes.append(Node("detach", {"self": Ref(value)}, len(self.types), 1))
+        self.types.append(TensorType(item.shape, item.dtype, grad=False))
+        return len(self.types) - 1
+
+    def _call(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
+        target = node.target
+        if target is operator.getitem:
+            self._get_item(node)
+        elif isinstance(target, torch._ops.HigherOrderOperator):
+            self._region(graph_module, node, str(target))
+        elif isinstance(target, torch._ops.OpOverload):
+            self._operator(node, target)
+        else:
+            raise GraphError(f"{operator_name(target)}{where(node)} cannot be captured: sizes have to be fixed numbers")
+
+    def _get_item(self, node: fx.Node) -> None:
+        source, index = node.args
+        if not isinstance(source, fx.Node) or not isinstance(index, int) or source not in self._item_storage:
+            raise GraphError(f"{node.name}{where(node)} takes an item of what is not a list of tensors")
+        self._values[node] = self._items[source][index]
+        self._storage[node] = self._item_storage[source][index]
+
+    def _region(self, graph_module: fx.GraphModule, node: fx.Node, name: str) -> None:
+        """Inline the body of `torch.no_grad()` or of a disabled autocast."""
+        if name == "wrap_with_set_grad_enabled":
+            stops_gradient, body, arguments = not node.args[0], node.args[1], node.args[2:]
+        elif name == "wrap_with_autocast" and not node.args[2]:
+            stops_gradient, body, arguments = False, node.args[4], node.args[5:]
+        elif name == "wrap_with_autocast":
+            raise GraphError(f"autocast{where(node)} cannot be captured: leave precision to the peers (--precision)")
+        else:
+            raise GraphError(f"{name}{where(node)} cannot be captured: it is not in the operator table")
+        inner = graph_module.get_submodule(str(body.target)) if isinstance(body, fx.Node) else None
+        if not isinstance(inner, fx.GraphModule):
+            raise GraphError(f"{name}{where(node)} cannot be captured: it has no body")
+        placeholders = [item for item in inner.graph.nodes if item.op == "placeholder"]
+        for placeholder, argument in zip(placeholders, arguments, strict=True):
+            if isinstance(argument, fx.Node):
+                self._enter(placeholder, argument, stops_gradient=stops_gradient)
+        results = [item for item in self.run(inner) if isinstance(item, fx.Node)]
+        self._items[node] = [self.value(item) for item in results]
+        self._item_storage[node] = [self._storage[item] for item in results]
+
+    def _enter(self, placeholder: fx.Node, argument: fx.Node, *, stops_gradient: bool) -> None:
+        value = self.value(argument)
+        self._storage[placeholder] = self._storage[argument]
+        if stops_gradient and self.types[value].grad:
+            value = self._emit("detach", {"self": Ref(value)}, [placeholder.meta["val"]], argument)[0]
+            self._storage[placeholder] = self._new_storage()
+            self._sealed.add(self._storage[placeholder])
+        self._values[placeholder] = value
+
+    def _operator(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+        name = operator_name(target)
+        if name in _DROPPED:
+            return
+        if target._schema.arguments and target._schema.arguments[0].is_write:
+            self._write_in_place(node, target, name)
+            return
+        arguments = self._arguments(node, target)
+        result = node.meta["val"]
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and renames(name, arguments, node):
+            self._values[node] = self.value(source)
+            copies = name in ("clone", "lift_fresh_copy") or (name == "contiguous" and not is_contiguous(source))
+            self._storage[node] = self._new_storage() if copies else self._storage[source]
+            return
+        if name == "batch_norm":
+            outputs = self._batch_norm(node, arguments)
+        elif name == "cat":
+            outputs = self._concatenation(node, arguments)
+        else:
+            outputs = self._emit(
+                *rewrite(name, arguments, node), result if isinstance(result, (tuple, list)) else [result], node
+            )
+        shared = source if any(item.alias_info is not None for item in target._schema.returns) else None
+        storages = [self._storage[shared] if isinstance(shared, fx.Node) else self._new_storage() for _ in outputs]
+        if isinstance(result, (tuple, list)):
+            self._items[node], self._item_storage[node] = outputs, storages
+        else:
+            self._values[node], self._storage[node] = outputs[0], storages[0]
+
+    def _concatenation(self, node: fx.Node, arguments: Arguments) -> list[int]:
+        """torch lets `cat` join an empty tensor of any rank (an empty cache, say); graphs have no empty tensors."""
+        tensors = arguments["tensors"]
+        items = tensors if isinstance(tensors, tuple) else ()
+        kept = tuple(item for item in items if isinstance(item, Ref) and self.types[item.value].num_elements > 0)
+        if len(kept) == 1:
+            return [kept[0].value]
+        return self._emit("cat", {"tensors": kept, "dim": arguments["dim"]}, [node.meta["val"]], node)
+
+    def _new_storage(self) -> int:
+        self._next_storage += 1
+        return self._next_storage
+
+    def _write_in_place(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
+        """`x.op_()` becomes `new = op(x)`, and every later use of x, under any name, means `new`."""
+        written = node.args[0]
+        if not isinstance(written, fx.Node):
+            raise GraphError(f"{name}{where(node)} writes in place into what is not one tensor")
+        arguments = self._arguments(node, target)
+        if name in _IN_PLACE_REWRITES:
+            new = self._overwritten(node, name, arguments)
+        else:
+            packet, _, overload = name.partition(".")
+            pure = packet.removesuffix("_") + (f".{overload}" if overload else "")
+            if renames(pure, arguments, node):
+                new = self.value(written)
+            else:
+                new = self._emit(*rewrite(pure, arguments, node), [node.meta["val"]], node)[0]
+        self._rebind(node, written, new, name)
+        self._values[node], self._storage[node] = new, self._storage[written]
+
+    def _overwritten(self, node: fx.Node, name: str, arguments: Arguments) -> int:
+        """The value of x after `x.copy_()`, `x.fill_()`, `x.zero_()` or `x.detach_()`."""
+        result: Tensor = node.meta["val"]
+        item = type_of(result)
+        if name == "detach_":
+            value = arguments["self"]
+            if isinstance(value, Ref) and not self.types[value.value].grad:
+                return value.value
+            return self._emit("detach", {"self": value}, [result], node)[0]
+        source: Argument = {"zero_": 0}.get(name, arguments.get("value", arguments.get("src")))
+        if not isinstance(source, Ref):
+            full: Arguments = {"size": item.shape, "fill_value": source, "dtype": item.dtype}
+            return self._emit("full", full, [result], node)[0]
+        if self.types[source.value].dtype != item.dtype:
+            fake: Tensor = result.new_empty(self.types[source.value].shape)
+            source = Ref(self._emit("cast", {"input": source, "dtype": item.dtype}, [fake], node)[0])
+        if self.types[source.value].shape != item.shape:
+            source = Ref(self._emit("expand", {"self": source, "size": item.shape, "implicit": False}, [result], node)[0])
+        return self._emit("clone", {"self": source}, [result], node)[0]
+
+    def _rebind(self, node: fx.Node, written: fx.Node, new: int, name: str) -> None:
+        """From here on every name for the memory of `written` means the value `new`."""
+        storage, old = self._storage[written], self.value(written)
+        if storage in self._sealed or (old < self._num_leaves and self.types[old].grad):
+            raise GraphError(f"{name}{where(node)} writes in place into what is trained, which cannot be captured")
+        if self._leaf_now.get(storage, old) != old:
+            raise GraphError(f"{name}{where(node)} writes in place into a part of a buffer, which cannot be captured")
+        if storage in self._leaf_now:
+            self._leaf_now[storage] = new
+        reason = f"{name}{where(node)} writes in place into memory that is read through another view, which cannot be captured"
+        for other, shared in self._storage.items():
+            if shared == storage and self._values[other] == old:
+                self._values[other] = new
+            elif shared == storage and new != old:
+                self._stale[other] = reason
+
+    def _batch_norm(self, node: fx.Node, arguments: Arguments) -> list[int]:
+        """torch writes the running statistics although its schema does not say so; here they are outputs."""
+        names: tuple[str, ...] = ("input", "weight", "bias", "eps")
+        result = [node.meta["val"]]
+        if arguments["running_mean"] is None:
+            return self._emit("batch_norm_by_batch", {name: arguments[name] for name in names}, result, node)
+        names = (*names, "running_mean", "running_var")
+        if not arguments["training"]:
+            return self._emit("batch_norm_evaluate", {name: arguments[name] for name in names}, result, node)
+        mean, variance = node.args[3], node.args[4]
+        if not isinstance(mean, fx.Node) or not isinstance(variance, fx.Node):
+            raise GraphError(f"batch_norm{where(node)} has a running mean without a running variance")
+        results = [*result, mean.meta["val"], variance.meta["val"]]
+        outputs = self._emit("batch_norm", {name: arguments[name] for name in (*names, "momentum")}, results, node)
+        self._rebind(node, mean, outputs[1], "batch_norm")
+        self._rebind(node, variance, outputs[2], "batch_norm")
+        return outputs[:1]
+
+    def _arguments(self, node: fx.Node, target: torch._ops.OpOverload) -> Arguments:
+        """All arguments of a call by their schema names, defaults written out."""
+        schema = target._schema.arguments
+        given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+        for argument in schema:
+            if argument.name not in given and argument.has_default_value():
+                given[argument.name] = argument.default_value
+        return {
+            name: self._argument(item, node)
+            for name, item in given.items()
+            if name not in _IGNORED_ARGUMENTS or isinstance(item, fx.Node)
+        }
+
+    def _argument(self, item: Any, node: fx.Node) -> Argument:
+        if isinstance(item, (list, tuple)):
+            return tuple(self._scalar(part, node) for part in item)
+        return self._scalar(item, node)
+
+    def _scalar(self, item: Any, node: fx.Node) -> Scalar:
+        if isinstance(item, fx.Node):
+            if not isinstance(item.meta.get("val"), Tensor):
+                raise GraphError(f"{item.name}{where(item)} is a size that is not fixed, which cannot be captured")
+            return Ref(self.value(item))
+        if isinstance(item, torch.dtype):
+            return str(item).removeprefix("torch.")
+        if item is None or isinstance(item, (bool, int, float, str)):
+            return item
+        raise GraphError(
+            f"{operator_name(node.target)}{where(node)} has an argument of type {type(item).__name__}, which graphs do not have"
+        )
+
+    def _emit(self, name: str, arguments: Arguments, results: Sequence[Tensor], node: fx.Node) -> list[int]:
+        """Append one node; `results` are fake tensors of its outputs."""
+        op = OPS.get(name)
+        if op is None:
+            raise GraphError(f"{name}{where(node)} cannot be captured: it is not in the operator table")
+        if arguments.keys() != op.arguments:
+            odd = ", ".join(sorted(arguments.keys() ^ op.arguments))
+            raise GraphError(f"{name}{where(node)} cannot be captured with these arguments: {odd}")
+        for argument, only in op.pinned.items():
+            if arguments[argument] != only:
+                raise GraphError(f"{name}{where(node)} cannot be captured with {argument}={arguments[argument]}, only {only}")
+        new = Node(name, arguments, len(self.types), 1, module_path(node))
+        grad = any(self.types[value].grad for value in new.reads()) and name != "detach"
+        types = [type_of(item) for item in results]
+        self.types += [
+            TensorType(item.shape, item.dtype, grad and item.dtype.endswith(("float16", "float32"))) for item in types
+        ]
+        self.nodes.append(Node(name, arguments, new.first, len(types), new.module))
+        return list(range(new.first, new.first + len(types)))
