@@ -37,8 +37,6 @@ _IDENTITY_FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + 2 * KEY_BYTES
 class Identity:
     """A private key and the peer id that follows from it."""
 
-    path: Path
-    """The key file, for p2pd to read."""
     peer_id: PeerId
     _key: Ed25519PrivateKey
 
@@ -54,7 +52,13 @@ class Identity:
                 f"identity file {path}: {error.strerror}; give another place with --identity or make it readable and writable"
             ) from None
         key = _decode(data, path)
-        return cls(path, peer_id_of(key.public_key().public_bytes_raw()), key)
+        return cls(peer_id_of(key.public_key().public_bytes_raw()), key)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity that 32 bytes determine: for simulations and tests, which write no files."""
+        key = Ed25519PrivateKey.from_private_bytes(seed)
+        return cls(peer_id_of(key.public_key().public_bytes_raw()), key)
 
     def sign(self, data: bytes) -> bytes:
         """A 64-byte Ed25519 signature of `data`. Prefer `seal`, which names what is signed."""
