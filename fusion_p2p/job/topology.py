@@ -7,11 +7,12 @@ and it sends the sum back, so that all copies get the same update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
+from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.frames import OWNER, Direction, Edge
 
 TRIGGER = 0xFFFF_FFFF
@@ -40,12 +41,35 @@ class SliceEdges:
     sums_out: tuple[Edge, ...]
     answers: tuple[int, ...]
 
+    @property
+    def evaluate_out(self) -> tuple[Edge, ...]:
+        """`forward_out` in validation."""
+        return tuple(as_evaluation(edge) for edge in self.forward_out)
+
     def arrivals(self, direction: Direction) -> tuple[Edge, ...]:
         """What a forward, validation or backward task waits for."""
         if direction is Direction.BACKWARD:
             return self.backward_in
         forward = self.feeds + self.forward_in
         return tuple(as_evaluation(edge) for edge in forward) if direction is Direction.EVALUATE else forward
+
+
+FEED_CREDITS = 2
+"""Values of one graph input that may wait at a slice."""
+
+
+def edge_credits(plan: Plan, edges: Sequence[SliceEdges]) -> dict[Edge, int]:
+    """How many values may be on the way or waiting, for every edge of the plan: its own and those that follow from them."""
+    planned = {(edge.value, edge.source, edge.target): edge.credits for edge in plan.edges}
+    credits: dict[Edge, int] = {}
+    for part in edges:
+        for edge in part.feeds + part.forward_in:
+            allowed = planned.get((edge.value, edge.source, edge.target), FEED_CREDITS)
+            credits[edge] = credits[as_evaluation(edge)] = allowed
+        for edge in part.backward_in:
+            credits[edge] = planned[edge.value, edge.target, edge.source]
+        credits |= dict.fromkeys(part.gradients_in + part.sums_in, 1)
+    return credits
 
 
 def as_evaluation(edge: Edge) -> Edge:

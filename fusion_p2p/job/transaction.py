@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fusion_p2p.errors import WireError
-from fusion_p2p.job.clipping import clip_coefficient
+from fusion_p2p.job.clipping import clip_coefficient, gradient_norm
 from fusion_p2p.job.flow import Fate
 
 MAX_SKIPS = 3
+LARGEST_SQUARE = 1e280
+"""A sum of squares from here on (or NaN) counts as not finite: thousands of them still add up without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def _reported(state: Transaction, index: int, report: Report) -> tuple[Transacti
     losses = terms.micro_batches if index == terms.loss_slice else 0
     if len(report.squares) != len(terms.answers[index]) or len(report.losses) != losses:
         raise WireError(f"slice {index} reported {len(report.squares)} gradients and {len(report.losses)} losses")
+    if any(square < 0 for square in report.squares):
+        raise WireError(f"slice {index} reported a negative sum of squares")
     state = replace(state, reports={**state.reports, index: report})
     if len(state.reports) < len(terms.answers):
         return state, ()
@@ -120,7 +124,7 @@ def _decide(state: Transaction) -> tuple[Transaction, tuple[Action, ...]]:
     terms = state.terms
     squares = squares_in_graph_order(state)
     losses = state.reports[terms.loss_slice].losses
-    norm = math.sqrt(sum(squares)) if math.isfinite(sum(squares)) else math.inf
+    norm = gradient_norm(squares) if all(square < LARGEST_SQUARE for square in squares) else math.inf
     loss = sum(losses) / len(losses)
     finite = math.isfinite(loss) and math.isfinite(norm)
     fate = Fate.COMMIT if finite else Fate.SKIP

@@ -56,7 +56,11 @@ def lane_of(peer: PeerId, edge: Edge) -> tuple[PeerId, bool]:
 
 
 class ValueSender:
-    """Sends a run's values from this process. `lost` is told, once per peer, when a lane cannot go on."""
+    """Sends a run's values from this process. `lost` is told when a lane cannot go on.
+
+    `credits` are those of all edges that begin here. Values for slices of this same process go to `local`, under the same
+    credits, without a stream.
+    """
 
     def __init__(
         self,
@@ -65,14 +69,15 @@ class ValueSender:
         credits: Mapping[Edge, int],
         peer_of: Mapping[int, PeerId],
         *,
+        local: Callable[[Edge, Moment, Payload], None],
         lost: Callable[[PeerId, str], None],
     ) -> None:
-        self._transport, self._run, self._lost = transport, run, lost
+        self._transport, self._run, self._local, self._lost = transport, run, local, lost
         self._outbox = outboxes.Outbox(credits)
         self._kept: dict[tuple[Edge, Moment], Payload] = {}
         self._lane_of = {edge: lane_of(peer_of[edge.target], edge) for edge in credits}
         self._queues: dict[tuple[PeerId, bool], asyncio.Queue[outboxes.Send]] = {
-            lane: asyncio.Queue() for lane in self._lane_of.values()
+            lane: asyncio.Queue() for lane in self._lane_of.values() if lane[0] != transport.peer_id
         }
         self.bytes_sent = 0
 
@@ -87,14 +92,24 @@ class ValueSender:
         self._kept[edge, moment] = payload
         self._step(outboxes.Offered(edge, moment))
 
+    def acknowledged(self, edge: Edge, moment: Moment) -> None:
+        """A task here has taken a value that came from here."""
+        self._step(outboxes.Acknowledged(edge, moment))
+
     def _step(self, event: outboxes.Event) -> None:
         self._outbox, actions = outboxes.step(self._outbox, event)
         for action in actions:
             match action:
-                case outboxes.Send(edge, _):
-                    self._queues[self._lane_of[edge]].put_nowait(action)
+                case outboxes.Send(edge, moment):
+                    self._send(action, self._lane_of[edge])
                 case outboxes.Forget(edge, moment):
                     self._kept.pop((edge, moment), None)
+
+    def _send(self, action: outboxes.Send, lane: tuple[PeerId, bool]) -> None:
+        if lane in self._queues:
+            self._queues[lane].put_nowait(action)
+        else:
+            self._local(action.edge, action.moment, self._kept[action.edge, action.moment])
 
     async def _keep_lane(self, lane: tuple[PeerId, bool]) -> None:
         peer, _ = lane

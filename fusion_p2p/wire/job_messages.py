@@ -113,6 +113,8 @@ class StepReport(Message):
     """Sum of squares of the gradient, float64, of each trainable parameter this slice answers for, in graph order."""
     losses: Annotated[tuple[Number, ...], Field(max_length=6000)]
     """The loss of each micro-batch, from the slice that computes it; otherwise empty."""
+    note: Text = ""
+    """Which op first computed a value that is not finite, if one did."""
     busy_s: Seconds
     bytes_sent: Count
     bytes_received: Count

@@ -1,0 +1,121 @@
+"""The owner's control streams to the holders of its slices: one per peer, opened again when it breaks, watched for silence.
+
+What must reach a peer is said with a key and said again on every new stream until it is settled; peers do the same with their
+reports, so a reset loses nothing. A peer that cannot be reached again, or says nothing for `SILENCE_S`, is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.base import Transport
+from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.net.values import RECONNECT_S, open_patiently
+from fusion_p2p.wire.job_messages import JOB_MESSAGES, JOB_PROTOCOL, Pulse
+from fusion_p2p.wire.messages import Message
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+SILENCE_S = 7.0
+"""Pulses come every second, also from a peer that computes: seven missed in a row are no accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A peer said something."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A peer is lost to this run."""
+
+    peer: PeerId
+    reason: str
+
+
+class Links:
+    """Control streams to a set of peers. `inbox` receives what they say and when they are gone."""
+
+    def __init__(self, transport: Transport, peers: Iterable[PeerId]) -> None:
+        self.inbox: asyncio.Queue[Heard | Gone] = asyncio.Queue()
+        self._transport = transport
+        self._outgoing: dict[PeerId, asyncio.Queue[Message]] = {peer: asyncio.Queue() for peer in peers}
+        self._unsettled: dict[PeerId, dict[str, Message]] = {peer: {} for peer in self._outgoing}
+
+    async def run(self) -> None:
+        """Keep all streams open until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for peer in self._outgoing:
+                group.create_task(self._keep(peer))
+
+    def say(self, peer: PeerId, message: Message, *, until_settled: str | None = None) -> None:
+        """Send a message; with a key, again on every new stream until `settle` is called for it."""
+        if until_settled is not None:
+            self._unsettled[peer][until_settled] = message
+        self._outgoing[peer].put_nowait(message)
+
+    def settle(self, peer: PeerId, key: str) -> None:
+        """The peer has answered: what was said under this key need not be said again."""
+        self._unsettled[peer].pop(key, None)
+
+    async def drained(self) -> None:
+        """Wait until everything said so far has been handed to the streams."""
+        for queue in self._outgoing.values():
+            await queue.join()
+
+    async def _keep(self, peer: PeerId) -> None:
+        try:
+            while True:
+                stream = await open_patiently(self._transport, peer, JOB_PROTOCOL, RECONNECT_S)
+                await self._use(peer, MessageStream(stream, JOB_MESSAGES))
+                log.info("control stream reset peer=%s, opening it again", peer)
+        except DeadlinePassed:
+            self.inbox.put_nowait(Gone(peer, f"no word for {SILENCE_S:g} s"))
+        except (NetworkError, WireError) as error:
+            self.inbox.put_nowait(Gone(peer, str(error)))
+
+    async def _use(self, peer: PeerId, messages: MessageStream) -> None:
+        """Speak and listen until the stream is reset. DeadlinePassed after too long a silence, WireError for nonsense."""
+        for message in self._unsettled[peer].values():
+            self._outgoing[peer].put_nowait(message)
+        halves = [
+            asyncio.create_task(self._speak(self._outgoing[peer], messages)),
+            asyncio.create_task(self._listen(peer, messages)),
+        ]
+        try:
+            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            for half in done:
+                half.result()
+        except StreamClosed:
+            return
+        finally:
+            for half in halves:
+                half.cancel()
+            await asyncio.gather(*halves, return_exceptions=True)
+            await messages.close()
+
+    async def _speak(self, queue: asyncio.Queue[Message], messages: MessageStream) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PULSE_S):
+                    message = await queue.get()
+            except TimeoutError:
+                await messages.send(Pulse(progress=0))
+                continue
+            try:
+                await messages.send(message)
+            finally:
+                queue.task_done()
+
+    async def _listen(self, peer: PeerId, messages: MessageStream) -> None:
+        while True:
+            self.inbox.put_nowait(Heard(peer, await messages.receive(timeout_s=SILENCE_S)))

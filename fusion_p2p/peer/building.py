@@ -1,0 +1,168 @@
+"""From an owner's Prepare to slices that are ready to run: fetch, check, allocate. A volunteer trusts nobody here.
+
+Graph and plan are identified by their digests and checked before anything is allocated; the slices must fit into the memory
+that this peer offers. Weights come from the graph's rules, or are fetched from the owner tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from fusion_p2p.compress.dense import from_bytes
+from fusion_p2p.errors import NetworkError, SliceFailed
+from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.execute.slice import SliceExecutor
+from fusion_p2p.execute.state import SliceState, required_tensors
+from fusion_p2p.graph.check import check
+from fusion_p2p.graph.encoding import decode_graph
+from fusion_p2p.graph.schema import MAX_GRAPH_BYTES, Graph
+from fusion_p2p.graph.slices import Cut, cut
+from fusion_p2p.graph.workload import workload
+from fusion_p2p.ids import Digest, JobId, PeerId
+from fusion_p2p.job.topology import SliceEdges, slice_edges
+from fusion_p2p.net.base import Transport
+from fusion_p2p.net.blobs import BlobReader
+from fusion_p2p.peer.epoch_work import BuiltEpoch
+from fusion_p2p.peer.tasks import SliceTasks
+from fusion_p2p.plan.encoding import check_plan, decode_plan
+from fusion_p2p.plan.memory import Holding, gib, num_moments, slice_bytes
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.blob_messages import FetchTensor
+from fusion_p2p.wire.frames import Direction, Edge, RunId
+from fusion_p2p.wire.job_messages import Contact, Content, Prepare
+
+log = logging.getLogger(__name__)
+
+MAX_PLAN_BYTES = 4 << 20
+CONNECT_TIMEOUT_S = 10.0
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where slices run: the device, the bytes of its memory that are offered, and the thread that owns torch."""
+
+    device: torch.device
+    offered_bytes: int
+    thread: ComputeThread
+
+    async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a call on the compute thread."""
+        return await asyncio.wrap_future(self.thread.submit(call, *args, **kwargs))
+
+
+async def build_epoch(transport: Transport, bench: Bench, owner: PeerId, prepare: Prepare) -> BuiltEpoch:
+    """Slices that are ready to run. GraphError, WireError, NetworkError or SliceFailed say why not, in one sentence."""
+    async with BlobReader(transport, owner) as reader:
+        graph = decode_graph(await _content(reader, prepare.graph, MAX_GRAPH_BYTES))
+        plan = decode_plan(await _content(reader, prepare.plan, MAX_PLAN_BYTES))
+        await bench.run(check, graph)
+        parts = cut(graph, plan.slice_of)
+        check_plan(plan, graph, parts)
+        if plan.graph != prepare.graph.digest:
+            raise SliceFailed("the plan was made for another graph")
+        mine = plan.slices_of(transport.peer_id)
+        if not mine:
+            raise SliceFailed("the plan gives this peer nothing to do")
+        await bench.run(_refuse_what_does_not_fit, graph, parts, plan, mine, prepare, bench.offered_bytes)
+        edges = slice_edges(graph, parts)
+        tasks = {index: await _slice_tasks(_Site(graph, parts, plan, edges), index, bench, reader, prepare) for index in mine}
+    await _meet(transport, prepare.contacts)
+    run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
+    return BuiltEpoch(run, owner, graph, plan, edges, tasks, prepare.state_step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    graph: Graph
+    parts: Cut
+    plan: Plan
+    edges: tuple[SliceEdges, ...]
+
+
+async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
+    if content.num_bytes > limit:
+        raise SliceFailed(f"{content.num_bytes} bytes exceed the limit of {limit}")
+    return await reader.content(Digest(content.digest), content.num_bytes)
+
+
+def _refuse_what_does_not_fit(
+    graph: Graph, parts: Cut, plan: Plan, mine: Sequence[int], prepare: Prepare, offered_bytes: int
+) -> None:
+    saved = [node.saved_bytes for node in workload(graph)]
+    needed = 0
+    for index in mine:
+        part = plan.slices[index]
+        credits = max((edge.credits for edge in plan.edges), default=1)
+        holding = Holding(part.in_flight, credits, num_moments(prepare.settings.optimiser), part.recompute)
+        needed += slice_bytes(graph, parts.slices[index], saved, holding)
+    if needed > offered_bytes:
+        raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
+
+
+async def _slice_tasks(site: _Site, index: int, bench: Bench, reader: BlobReader, prepare: Prepare) -> SliceTasks:
+    tensors = await _fetch_tensors(site, index, reader, prepare)
+    return await bench.run(_allocate, site, index, bench.device, prepare, tensors)
+
+
+def _allocate(site: _Site, index: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceTasks:
+    graph, part, planned = site.graph, site.parts.slices[index], site.plan.slices[index]
+    if prepare.state_step:
+        state = SliceState.restore(graph, part, prepare.settings, device, prepare.state_step, tensors)
+    else:
+        weights = {name.removeprefix("parameter/"): tensor for name, tensor in tensors.items()}
+        state = SliceState.initial(graph, part, prepare.settings, device, weights)
+    executor = SliceExecutor(
+        graph,
+        part,
+        state,
+        prepare.settings,
+        device=device,
+        micro_batches=site.plan.micro_batches,
+        recompute=planned.recompute,
+    )
+    return SliceTasks(graph, site.edges[index], executor, device, _codecs(site.plan, index))
+
+
+def _codecs(plan: Plan, index: int) -> dict[Edge, str]:
+    """The codec of every edge that leaves a slice: a gradient takes that of its value."""
+    chosen: dict[Edge, str] = {}
+    for edge in plan.edges:
+        if edge.source == index:
+            chosen[Edge(edge.value, edge.source, edge.target, Direction.FORWARD)] = edge.codec
+            chosen[Edge(edge.value, edge.source, edge.target, Direction.EVALUATE)] = edge.codec
+        elif edge.target == index:
+            chosen[Edge(edge.value, edge.target, edge.source, Direction.BACKWARD)] = edge.codec
+    return chosen
+
+
+async def _fetch_tensors(site: _Site, index: int, reader: BlobReader, prepare: Prepare) -> dict[str, Tensor]:
+    """What the owner has to send: the whole state of a later step, or the first values that follow from no rule."""
+    part, host = site.parts.slices[index], torch.device("cpu")
+    ruled = {f"parameter/{site.graph.parameter(value).name}" for value in part.parameters if site.graph.parameter(value).rule}
+    tensors: dict[str, Tensor] = {}
+    for name, type_ in required_tensors(site.graph, part, prepare.settings).items():
+        if prepare.state_step or (name.startswith("parameter/") and name not in ruled):
+            request = FetchTensor(job=prepare.job, incarnation=prepare.incarnation, step=prepare.state_step, name=name)
+            tensors[name] = from_bytes(await reader.tensor(request, type_.num_bytes), type_, host)
+    return tensors
+
+
+async def _meet(transport: Transport, contacts: Sequence[Contact]) -> None:
+    """Learn the way to the other peers of the plan. One that cannot be dialled now shows when its lane is opened."""
+
+    async def dial(contact: Contact) -> None:
+        try:
+            await transport.connect(contact.addresses, timeout_s=CONNECT_TIMEOUT_S)
+        except NetworkError as error:
+            log.info("cannot dial peer=%s yet: %s", contact.peer, error)
+
+    await asyncio.gather(*(dial(contact) for contact in contacts if contact.peer != transport.peer_id))

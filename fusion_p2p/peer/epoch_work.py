@@ -1,0 +1,242 @@
+"""The slices that one epoch gives to this peer, at work: mailboxes, the compute loop, and what the owner is told.
+
+The event loop only moves payloads; `job.flow` decides what runs next, `peer.tasks` runs it on the compute thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fusion_p2p.compress.dense import to_bytes
+from fusion_p2p.errors import SliceFailed, WireError
+from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.graph.schema import Graph, TensorType
+from fusion_p2p.ids import PeerId
+from fusion_p2p.job import flow as flows
+from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
+from fusion_p2p.job.topology import TRIGGER, SliceEdges, edge_credits
+from fusion_p2p.net.base import Transport
+from fusion_p2p.net.values import Payload, ValueReceiver, ValueSender
+from fusion_p2p.peer.tasks import Outcome, SliceTasks
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment, RunId
+from fusion_p2p.wire.job_messages import Applied, Commit, EvalReport, Failed, Lost, Skip, StepReport
+from fusion_p2p.wire.messages import Message
+
+log = logging.getLogger(__name__)
+
+MAX_SNAPSHOTS = 2
+_TRIGGER_TYPE = TensorType((), "bool", False)
+_URGENCY = [TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.SKIP, TaskKind.REPORT, TaskKind.FORWARD, TaskKind.EVALUATE]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEpoch:
+    """An epoch that was checked and allocated: everything `EpochWork` runs on. `tasks` are ours, by slice."""
+
+    run: RunId
+    owner: PeerId
+    graph: Graph
+    plan: Plan
+    edges: tuple[SliceEdges, ...]
+    tasks: dict[int, SliceTasks]
+    state_step: int
+
+    @property
+    def peer_of(self) -> dict[int, PeerId]:
+        """Who executes each slice; the owner is a slice number of its own."""
+        return {OWNER: self.owner} | {index: part.peer for index, part in enumerate(self.plan.slices)}
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a slice has done in the open step."""
+
+    busy_s: float = 0.0
+    losses: tuple[float, ...] = ()
+    note: str = ""
+
+    def add(self, outcome: Outcome, kind: TaskKind) -> None:
+        self.busy_s += outcome.busy_s
+        if outcome.loss is not None and kind is TaskKind.FORWARD:
+            self.losses += (outcome.loss,)
+        self.note = self.note or outcome.note
+
+
+Tell = Callable[[Message, str | None], None]
+"""Say something to the owner; with a key it is kept and said again after a reconnect, until the step is decided."""
+
+
+class EpochWork:
+    """Runs the slices until cancelled. `tell` reaches the owner."""
+
+    def __init__(
+        self, built: BuiltEpoch, transport: Transport, receiver: ValueReceiver, thread: ComputeThread, tell: Tell
+    ) -> None:
+        self._built, self._receiver, self._thread, self._tell = built, receiver, thread, tell
+        self._me = transport.peer_id
+        self._credits = edge_credits(built.plan, built.edges)
+        self._peer_of = built.peer_of
+        self._flows = {
+            index: Flow(built.edges[index], built.plan.micro_batches, built.plan.slices[index].in_flight, built.state_step + 1)
+            for index in built.tasks
+        }
+        self._mailbox: dict[tuple[Edge, Moment], Payload] = {}
+        self._tallies = {index: _Tally() for index in built.tasks}
+        self._commits: dict[int, Commit] = {}
+        self._wake = asyncio.Event()
+        ours = {edge: credits for edge, credits in self._credits.items() if edge.source in built.tasks}
+        self._sender = ValueSender(transport, built.run, ours, self._peer_of, local=self._deliver_soon, lost=self._lost)
+        self._traffic = (0, 0)
+        self._snapshots: dict[int, dict[str, Tensor]] = {}
+        self.progress = 0
+
+    @property
+    def step(self) -> int:
+        """The last step that all slices here have applied."""
+        return min(flow.step for flow in self._flows.values()) - 1
+
+    async def run(self) -> None:
+        """Compute and send until cancelled, or until a slice has failed and the owner was told."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sender.run())
+            group.create_task(self._compute())
+
+    def expected(self, edge: Edge, sender: PeerId) -> TensorType | None:
+        """The declared type of what this peer may send on this edge; None when it may not."""
+        if edge.target not in self._flows or edge not in self._credits or self._peer_of[edge.source] != sender:
+            return None
+        return _TRIGGER_TYPE if edge.value == TRIGGER else self._built.graph.types[edge.value]
+
+    def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
+        """Put a value into the mailbox. WireError when it is a nothing where a value belongs, or comes without credit."""
+        if payload.type is None and edge.direction is not Direction.BACKWARD and edge.value != TRIGGER:
+            raise WireError(f"nothing was sent where value {edge.value} belongs")
+        if edge.direction is not Direction.EVALUATE and moment.micro_batch >= self._built.plan.micro_batches:
+            raise WireError(f"micro-batch {moment.micro_batch} of {self._built.plan.micro_batches}")
+        event = flows.Arrived(edge, moment, self._credits[edge])
+        flow, actions = flows.step(self._flows[edge.target], event)
+        self._flows[edge.target] = flow
+        for action in actions:
+            match action:
+                case flows.Keep():
+                    self._mailbox[edge, moment] = payload
+                    self._wake.set()
+                case flows.Acknowledge():
+                    self._acknowledge(edge, moment)
+
+    def decide(self, decision: Commit | Skip) -> None:
+        """Take the owner's decision about a step. WireError when a slice has not reported it."""
+        if isinstance(decision, Commit):
+            self._commits[decision.step] = decision
+        fate = Fate.COMMIT if isinstance(decision, Commit) else Fate.SKIP
+        for index, flow in self._flows.items():
+            self._flows[index], actions = flows.step(flow, flows.Decided(decision.step, fate))
+            for action in actions:
+                if isinstance(action, flows.AnswerApplied):
+                    self._say_applied(index, action.step)
+        self._wake.set()
+
+    def snapshot_bytes(self, step: int, name: str) -> memoryview | None:
+        """The bytes of a tensor of the state after `step`, if that was kept."""
+        tensor = self._snapshots.get(step, {}).get(name)
+        return None if tensor is None else to_bytes(tensor)
+
+    async def _compute(self) -> None:
+        while True:
+            index = self._most_urgent()
+            if index is None:
+                self._wake.clear()
+                await self._wake.wait()
+            elif not await self._run_task(index):
+                return
+
+    def _most_urgent(self) -> int | None:
+        ready = [(task, index) for index, flow in self._flows.items() if (task := flows.next_task(flow)) is not None]
+        return min(ready, key=lambda pair: _URGENCY.index(pair[0].kind))[1] if ready else None
+
+    async def _run_task(self, index: int) -> bool:
+        """Run the next task of a slice; False when the slice has failed."""
+        self._flows[index], actions = flows.step(self._flows[index], flows.Idle())
+        task, taken = next((action.task, action.taken) for action in actions if isinstance(action, flows.Run))
+        payloads = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
+        for edge, moment in taken:
+            self._acknowledge(edge, moment)
+        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._commits.get(task.moment.step))
+        try:
+            outcome = await asyncio.wrap_future(work)
+        except SliceFailed as error:
+            self._fail(index, str(error))
+            return False
+        self._flows[index], _ = flows.step(self._flows[index], flows.Finished())
+        self.progress += 1
+        self._tallies[index].add(outcome, task.kind)
+        for edge, payload in outcome.sends:
+            self._sender.offer(edge, task.moment, payload)
+        self._report(index, task, outcome)
+        return True
+
+    def _report(self, index: int, task: Task, outcome: Outcome) -> None:
+        match task.kind:
+            case TaskKind.EVALUATE if outcome.loss is not None:
+                report = EvalReport(
+                    epoch=self._built.run.epoch, step=task.moment.step, micro_batch=task.moment.micro_batch, loss=outcome.loss
+                )
+                self._tell(report, f"eval {task.moment.micro_batch}")
+            case TaskKind.REPORT:
+                self._tell(self._step_report(index, task, outcome), f"report {index}")
+            case TaskKind.UPDATE | TaskKind.SKIP:
+                self._keep_snapshot(outcome)
+                self._tallies[index] = _Tally()
+                self._say_applied(index, task.moment.step)
+
+    def _step_report(self, index: int, task: Task, outcome: Outcome) -> StepReport:
+        before, now = self._traffic, (self._sender.bytes_sent, self._receiver.bytes_received)
+        self._traffic = now
+        tally = self._tallies[index]
+        return StepReport(
+            epoch=self._built.run.epoch,
+            step=task.moment.step,
+            slice=index,
+            squares=outcome.squares,
+            losses=tally.losses,
+            note=tally.note,
+            busy_s=tally.busy_s,
+            bytes_sent=now[0] - before[0],
+            bytes_received=now[1] - before[1],
+        )
+
+    def _keep_snapshot(self, outcome: Outcome) -> None:
+        snapshot = outcome.snapshot
+        if snapshot is not None:
+            self._snapshots.setdefault(snapshot.step, {}).update(snapshot.tensors)
+            for step in sorted(self._snapshots)[:-MAX_SNAPSHOTS]:
+                del self._snapshots[step]
+
+    def _say_applied(self, index: int, step: int) -> None:
+        self._tell(Applied(epoch=self._built.run.epoch, step=step, slice=index), None)
+        if all(flow.step > step for flow in self._flows.values()):
+            self._commits.pop(step, None)
+
+    def _acknowledge(self, edge: Edge, moment: Moment) -> None:
+        sender = self._peer_of[edge.source]
+        if sender == self._me and edge.source != OWNER:
+            self._sender.acknowledged(edge, moment)
+        else:
+            self._receiver.acknowledge(self._built.run, sender, edge, moment)
+
+    def _deliver_soon(self, edge: Edge, moment: Moment, payload: Payload) -> None:
+        asyncio.get_running_loop().call_soon(self.deliver, edge, moment, payload)
+
+    def _fail(self, index: int, reason: str) -> None:
+        log.warning("slice failed slice=%d reason=%s", index, reason)
+        self._tell(Failed(epoch=self._built.run.epoch, slice=index, reason=reason[:1000]), "failed")
+
+    def _lost(self, peer: PeerId, reason: str) -> None:
+        log.warning("lost neighbour peer=%s reason=%s", peer, reason)
+        self._tell(Lost(epoch=self._built.run.epoch, peer=peer, reason=reason[:1000]), f"lost {peer}")

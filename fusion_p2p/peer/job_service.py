@@ -1,0 +1,246 @@
+"""A peer at an owner's service: at most one job at a time, over one control stream that may break and come back.
+
+`job.tenure` says what was promised to whom; this turns its actions into fetching, building, running and answering. What the
+owner must not miss (reports, failures) is kept until the step is decided, and said again when the owner opens a new stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import FusionError, NetworkError, WireError
+from fusion_p2p.ids import JobId, PeerId
+from fusion_p2p.job import tenure as tenures
+from fusion_p2p.job.tenure import Claim, Tenure
+from fusion_p2p.net.base import Stream, Transport
+from fusion_p2p.net.blobs import BlobServer
+from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.net.values import ValueReceiver
+from fusion_p2p.peer.building import Bench, build_epoch
+from fusion_p2p.peer.epoch_work import BuiltEpoch, EpochWork
+from fusion_p2p.wire.blob_messages import FetchTensor
+from fusion_p2p.wire.job_messages import (
+    JOB_MESSAGES,
+    JOB_PROTOCOL,
+    Abort,
+    Commit,
+    Prepare,
+    Prepared,
+    Pulse,
+    Refused,
+    Skip,
+    Start,
+    Started,
+    Stop,
+)
+from fusion_p2p.wire.messages import Message
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+SEND_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobHolding:
+    """What this peer executes now; `step` is the last one that all its slices have applied."""
+
+    job: JobId
+    owner: PeerId
+    slices: tuple[int, ...]
+    step: int
+
+
+@dataclass(slots=True)
+class _Engagement:
+    """Everything about the claim that is being served."""
+
+    claim: Claim
+    prepare: Prepare
+    built: BuiltEpoch | None = None
+    work: EpochWork | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class JobService:
+    """Serves JOB_PROTOCOL while `run` runs."""
+
+    def __init__(self, transport: Transport, blobs: BlobServer, bench: Bench, clock: Clock) -> None:
+        self._transport, self._blobs, self._bench, self._clock = transport, blobs, bench, clock
+        self._receiver = ValueReceiver(transport)
+        self._tenure = Tenure()
+        self._asked: dict[Claim, Prepare] = {}
+        self._engaged: _Engagement | None = None
+        self._streams: dict[PeerId, MessageStream] = {}
+        self._unsettled: dict[str, Message] = {}
+        self._outgoing: asyncio.Queue[tuple[PeerId, Message]] = asyncio.Queue()
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def holding(self) -> JobHolding | None:
+        """What this peer executes; None when it is free."""
+        engaged = self._engaged
+        if engaged is None:
+            return None
+        slices = tuple(engaged.built.tasks) if engaged.built is not None else ()
+        step = engaged.work.step if engaged.work is not None else engaged.prepare.state_step
+        return JobHolding(engaged.claim.job, engaged.claim.owner, slices, step)
+
+    @property
+    def progress(self) -> int:
+        """Tasks done for the job that is held."""
+        return self._engaged.work.progress if self._engaged is not None and self._engaged.work is not None else 0
+
+    async def run(self) -> None:
+        """Serve owners until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            await self._receiver.start()
+            await self._transport.serve(JOB_PROTOCOL, self._serve)
+            self._group.create_task(self._tick())
+            self._group.create_task(self._speak())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE_S)
+            self._step(tenures.Tick())
+            if self._engaged is not None:
+                self._say(self._engaged.claim.owner, Pulse(progress=self.progress))
+
+    async def _speak(self) -> None:
+        while True:
+            owner, message = await self._outgoing.get()
+            stream = self._streams.get(owner)
+            if stream is None:
+                continue
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await stream.send(message)
+            except (NetworkError, TimeoutError):
+                log.info("could not say %s to owner=%s; it will ask again", message.kind, owner)
+
+    async def _serve(self, stream: Stream) -> None:
+        messages, owner = MessageStream(stream, JOB_MESSAGES), stream.remote
+        self._streams[owner] = messages
+        if self._engaged is not None and self._engaged.claim.owner == owner:
+            for unsettled in self._unsettled.values():
+                self._say(owner, unsettled)
+        try:
+            while True:
+                message = await messages.receive(timeout_s=tenures.OWNER_SILENT_S)
+                self._step(tenures.Heard(owner))
+                self._obey(owner, message)
+        finally:
+            if self._streams.get(owner) is messages:
+                del self._streams[owner]
+
+    def _obey(self, owner: PeerId, message: Message) -> None:
+        match message:
+            case Prepare():
+                claim = Claim(owner, JobId(message.job), message.incarnation, message.epoch)
+                self._asked[claim] = message
+                self._step(tenures.Asked(claim, message.lease_s))
+                self._asked.pop(claim, None)
+            case Start() | Abort() | Stop() | Commit() | Skip():
+                self._obey_engaged(owner, message)
+            case Pulse():
+                pass
+            case _:
+                raise WireError(f"{message.kind} is not for a peer to receive")
+
+    def _obey_engaged(self, owner: PeerId, message: Start | Abort | Stop | Commit | Skip) -> None:
+        engaged = self._engaged
+        if engaged is None or engaged.claim.owner != owner:
+            epoch = message.epoch if isinstance(message, Start) else 0
+            self._say(owner, Refused(epoch=epoch, reason="nothing of this run is held here"))
+        elif isinstance(message, Stop):
+            if message.job == engaged.claim.job:
+                self._step(tenures.Ended(engaged.claim, message.reason))
+        elif message.epoch != engaged.claim.epoch:
+            log.info("stale %s for epoch=%d, at epoch=%d", message.kind, message.epoch, engaged.claim.epoch)
+        elif isinstance(message, Start):
+            self._step(tenures.StartAsked(engaged.claim))
+        elif isinstance(message, Abort):
+            self._step(tenures.Ended(engaged.claim, message.reason))
+        elif engaged.work is not None:
+            self._unsettled.clear()
+            engaged.work.decide(message)
+
+    def _step(self, event: tenures.Event) -> None:
+        self._tenure, actions = tenures.step(self._tenure, event, self._clock.now())
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: tenures.Action) -> None:
+        match action:
+            case tenures.Build(claim):
+                self._engaged = _Engagement(claim, self._asked[claim])
+                self._engaged.task = self._spawn(self._build(self._engaged))
+            case tenures.SayPrepared(claim):
+                self._say(claim.owner, Prepared(epoch=claim.epoch))
+            case tenures.SayRefused(claim, reason):
+                self._say(claim.owner, Refused(epoch=claim.epoch, reason=reason[:1000]))
+                if self._engaged is not None and self._engaged.claim == claim and self._tenure.claim is None:
+                    self._engaged = None
+            case tenures.Begin(claim, again):
+                if not again:
+                    self._begin()
+                self._say(claim.owner, Started(epoch=claim.epoch))
+            case tenures.Drop(claim, reason):
+                log.info("dropping job=%s: %s", claim.job[:8], reason)
+                self._drop()
+
+    async def _build(self, engaged: _Engagement) -> None:
+        claim = engaged.claim
+        try:
+            built = await build_epoch(self._transport, self._bench, claim.owner, engaged.prepare)
+        except FusionError as error:
+            log.warning("cannot take job=%s: %s", claim.job[:8], error)
+            self._step(tenures.BuildFailed(claim, str(error)))
+            return
+        engaged.built = built
+        engaged.work = EpochWork(built, self._transport, self._receiver, self._bench.thread, self._tell)
+        self._receiver.open_inlet(built.run, engaged.work)
+        self._blobs.offer_tensors(claim.job, self._tensor)
+        self._step(tenures.Built(claim))
+
+    def _begin(self) -> None:
+        engaged = self._engaged
+        if engaged is not None and engaged.work is not None:
+            engaged.task = self._spawn(engaged.work.run())
+
+    def _drop(self) -> None:
+        engaged, self._engaged = self._engaged, None
+        self._unsettled.clear()
+        if engaged is None:
+            return
+        if engaged.task is not None:
+            engaged.task.cancel()
+        if engaged.built is not None:
+            self._receiver.close_inlet(engaged.built.run)
+            self._blobs.withdraw_tensors(engaged.claim.job)
+
+    def _tell(self, message: Message, key: str | None) -> None:
+        """Say something to the owner of the job; with a key, until the step is decided."""
+        if self._engaged is None:
+            return
+        if key is not None:
+            self._unsettled[key] = message
+        self._say(self._engaged.claim.owner, message)
+
+    def _say(self, owner: PeerId, message: Message) -> None:
+        self._outgoing.put_nowait((owner, message))
+
+    async def _tensor(self, asker: PeerId, asked: FetchTensor) -> memoryview | None:
+        engaged = self._engaged
+        if engaged is None or engaged.work is None or asker != engaged.claim.owner:
+            return None
+        return engaged.work.snapshot_bytes(asked.step, asked.name)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        if self._group is None:
+            raise RuntimeError("the job service does not run")
+        return self._group.create_task(work)

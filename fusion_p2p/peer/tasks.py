@@ -1,0 +1,120 @@
+"""One slice's tasks on the compute thread: payloads in, payloads out. No network, no asyncio."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusion_p2p.compress.codec import CODECS
+from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
+from fusion_p2p.execute.state import Snapshot
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.job.flow import Task, TaskKind
+from fusion_p2p.job.topology import TRIGGER, SliceEdges
+from fusion_p2p.net.values import NOTHING, Payload
+from fusion_p2p.wire.frames import Edge
+from fusion_p2p.wire.job_messages import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task made: values to send, and for the owner a loss, sums of squares, or a snapshot."""
+
+    sends: tuple[tuple[Edge, Payload], ...] = ()
+    loss: float | None = None
+    squares: tuple[float, ...] = ()
+    snapshot: Snapshot | None = None
+    note: str = ""
+    busy_s: float = 0.0
+
+
+class SliceTasks:
+    """Runs the tasks of one slice. All calls belong on the compute thread."""
+
+    def __init__(
+        self, graph: Graph, edges: SliceEdges, executor: SliceExecutor, device: torch.device, codec_of: Mapping[Edge, str]
+    ) -> None:
+        """`codec_of` names the codec of edges that do not send their values dense."""
+        self._graph, self._edges, self._executor, self._device, self._codec_of = graph, edges, executor, device, codec_of
+        self._loss = graph.outputs[0]
+
+    def perform(self, task: Task, taken: Mapping[Edge, Payload], commit: Commit | None) -> Outcome:
+        """Run one task with the values it took from the mailbox. SliceFailed when it cannot be done."""
+        begun = time.perf_counter()
+        outcome = self._perform(task, taken, commit)
+        busy_s = time.perf_counter() - begun
+        return Outcome(outcome.sends, outcome.loss, outcome.squares, outcome.snapshot, outcome.note, busy_s)
+
+    def abort(self) -> None:
+        """Forget the open step."""
+        self._executor.abort_step()
+
+    def _perform(self, task: Task, taken: Mapping[Edge, Payload], commit: Commit | None) -> Outcome:
+        match task.kind:
+            case TaskKind.FORWARD | TaskKind.EVALUATE:
+                return self._forward(task, taken)
+            case TaskKind.BACKWARD:
+                return self._backward(task, taken)
+            case TaskKind.REPORT:
+                return self._report(taken)
+            case TaskKind.UPDATE if commit is not None:
+                self._take_sums(taken)
+                self._executor.update(task.moment.step, commit.clip, commit.rate)
+                return Outcome(snapshot=self._executor.state.snapshot() if commit.snapshot else None)
+            case _:
+                self._executor.skip(task.moment.step)
+                return Outcome()
+
+    def _forward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
+        arrived = {edge.value: self._decode(edge, payload) for edge, payload in taken.items() if edge.value != TRIGGER}
+        training = task.kind is TaskKind.FORWARD
+        run = self._executor.forward if training else self._executor.evaluate
+        values = run(task.moment.step, task.moment.micro_batch, arrived)
+        edges = self._edges.forward_out if training else self._edges.evaluate_out
+        sends = tuple((edge, self._encode(edge, values[edge.value])) for edge in edges)
+        loss = float(values[self._loss]) if self._loss in values else None
+        return Outcome(sends, loss, note=first_non_finite(self._graph, values) or "")
+
+    def _backward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
+        gradients: dict[int, list[Tensor | None]] = defaultdict(list)
+        for edge in self._edges.backward_in:
+            payload = taken[edge]
+            gradients[edge.value].append(None if payload.type is None else self._decode(edge, payload))
+        received = self._executor.backward(task.moment.step, task.moment.micro_batch, gradients)
+        return Outcome(tuple((edge, self._encode(edge, received.get(edge.value))) for edge in self._edges.backward_out))
+
+    def _report(self, taken: Mapping[Edge, Payload]) -> Outcome:
+        """As the home of tied parameters sum the gradients in slice order; as another holder send ours; then the squares."""
+        others: dict[int, list[Tensor]] = defaultdict(list)
+        for edge in self._edges.gradients_in:
+            others[edge.value].append(self._decode(edge, taken[edge]))
+        for value, gradients in others.items():
+            self._executor.set_tied_gradient(value, _sum_in_order([self._executor.tied_gradient(value), *gradients]))
+        leaving = self._edges.sums_out + self._edges.gradients_out
+        sends = tuple((edge, self._encode(edge, self._executor.tied_gradient(edge.value).clone())) for edge in leaving)
+        return Outcome(sends, squares=self._executor.squares(self._edges.answers))
+
+    def _take_sums(self, taken: Mapping[Edge, Payload]) -> None:
+        for edge in self._edges.sums_in:
+            self._executor.set_tied_gradient(edge.value, self._decode(edge, taken[edge]))
+
+    def _decode(self, edge: Edge, payload: Payload) -> Tensor:
+        return CODECS[payload.codec].decode(payload.data, self._graph.types[edge.value], self._device)
+
+    def _encode(self, edge: Edge, tensor: Tensor | None) -> Payload:
+        if tensor is None:
+            return NOTHING
+        codec = self._codec_of.get(edge, "none")
+        return Payload(self._graph.types[edge.value], CODECS[codec].encode(tensor), codec)
+
+
+def _sum_in_order(terms: Sequence[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
