@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from fusion_p2p.errors import GraphError
-from fusion_p2p.graph.fake import describe, fake_apply, fake_leaf, fake_tensors, type_of
+from fusion_p2p.graph.fake import describe, fake_leaves, fake_run, fake_tensors, type_of
 from fusion_p2p.graph.lowering import Lowered, lower
 from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import DTYPE_BYTES, OPSET, Argument, Graph, Node, Parameter, Ref, Rule, Scalar, TensorType
@@ -239,13 +239,12 @@ def _proven(graph: Graph) -> Graph:
     """Run the graph on fake tensors: shapes must be what torch saw when it exported, and gradients flow as they flow here."""
     types = list(graph.types)
     with fake_tensors():
-        values = dict(enumerate(fake_leaf(item) for item in types[: graph.first_node_value]))
-        for index, node in enumerate(graph.nodes):
-            for value, output in zip(node.outputs, fake_apply(index, node, values), strict=True):
+        for index, node, outputs in fake_run(graph, fake_leaves(graph)):
+            for value, output in zip(node.outputs, outputs, strict=True):
                 found = type_of(output)
                 if (found.shape, found.dtype) != (types[value].shape, types[value].dtype):
                     raise GraphError(f"{describe(index, node)} gives {found} where the model had {types[value]}")
-                values[value], types[value] = output, found
+                types[value] = found
     if not types[graph.outputs[0]].grad:
         raise GraphError("the loss does not depend on any trainable parameter")
     return replace(graph, types=tuple(types))

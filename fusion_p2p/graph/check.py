@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from fusion_p2p.errors import GraphError
-from fusion_p2p.graph.fake import describe, fake_apply, fake_leaf, fake_tensors, type_of
+from fusion_p2p.graph.fake import describe, fake_leaves, fake_run, fake_tensors, type_of
 from fusion_p2p.graph.initial import RULE_KINDS
 from fusion_p2p.graph.opset import OPS, Op
 from fusion_p2p.graph.schema import (
@@ -158,19 +158,17 @@ def _check_output(graph: Graph) -> None:
 
 def _prove_types(graph: Graph) -> None:
     """Run every operator on fake tensors: a lie about a type, or arguments that do not fit, surface here."""
+    for index, node in enumerate(graph.nodes):
+        if _output_count(graph, node) != node.count:
+            raise GraphError(f"{describe(index, node)} does not have {node.count} outputs")
     with fake_tensors():
-        values = dict(enumerate(fake_leaf(item) for item in graph.types[: graph.first_node_value]))
-        for index, node in enumerate(graph.nodes):
-            if _output_count(graph, node) != node.count:
-                raise GraphError(f"{describe(index, node)} does not have {node.count} outputs")
-            outputs = fake_apply(index, node, values)
+        for index, node, outputs in fake_run(graph, fake_leaves(graph)):
             if len(outputs) != node.count:
                 raise GraphError(f"{describe(index, node)} has {len(outputs)} outputs, {node.count} are declared")
             for value, output in zip(node.outputs, outputs, strict=True):
                 found = type_of(output)
                 if found != graph.types[value]:
                     raise GraphError(f"{describe(index, node)} gives {_text(found)}, declared is {_text(graph.types[value])}")
-                values[value] = output
 
 
 def _text(item: TensorType) -> str:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.opset import OPERATOR_ERRORS, TORCH_DTYPES, apply
-from fusion_p2p.graph.schema import Node, TensorType
+from fusion_p2p.graph.schema import Graph, Node, TensorType
 
 _CPU = torch.device("cpu")
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -32,13 +32,27 @@ def fake_tensors() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def fake_leaf(type: TensorType) -> Tensor:
-    """An input or parameter inside `fake_tensors`."""
-    return torch.empty(type.shape, dtype=TORCH_DTYPES[type.dtype], requires_grad=type.grad)
+def fake_run(graph: Graph, leaves: Mapping[int, Tensor]) -> Iterator[tuple[int, Node, list[Tensor]]]:
+    """Inside `fake_tensors`: run node after node, giving each with its index and outputs before the next one runs.
+
+    GraphError when an operator refuses its arguments.
+    """
+    values = dict(leaves)
+    for index, node in enumerate(graph.nodes):
+        outputs = _apply(index, node, values)
+        values.update(zip(node.outputs, outputs, strict=False))
+        yield index, node, outputs
 
 
-def fake_apply(index: int, node: Node, values: Mapping[int, Tensor]) -> list[Tensor]:
-    """Run node number `index` inside `fake_tensors`. GraphError when the operator refuses its arguments."""
+def fake_leaves(graph: Graph) -> dict[int, Tensor]:
+    """Inputs and parameters inside `fake_tensors`, by value number."""
+    return {
+        value: torch.empty(item.shape, dtype=TORCH_DTYPES[item.dtype], requires_grad=item.grad)
+        for value, item in enumerate(graph.types[: graph.first_node_value])
+    }
+
+
+def _apply(index: int, node: Node, values: Mapping[int, Tensor]) -> list[Tensor]:
     try:
         return apply(node, values, _CPU, training=True)
     except OPERATOR_ERRORS as error:
