@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from fusion_p2p import PROTOCOL, __version__
 from fusion_p2p.cli.bootstrap import bootstrap
@@ -64,7 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
 def exit_code_of(arguments: list[str]) -> int:
     """Run a command; expected errors are printed and become their exit code."""
     try:
-        return app(arguments, prog_name="fusion-peer", standalone_mode=False) or 0
+        # Not app(...): that would put typer's own excepthook in place of ours.
+        return get_command(app)(arguments, prog_name="fusion-peer", standalone_mode=False) or 0
     except FusionError as error:
         return fail(str(error), error.exit_code)
     except TyperException as error:

@@ -14,7 +14,7 @@ import pytest
 
 from fusion_p2p.cli.flags import flags_of
 from fusion_p2p.cli.identity_file import claimed_identity
-from fusion_p2p.cli.main import exit_code_of, first_expected, report_unexpected
+from fusion_p2p.cli.main import exit_code_of, first_expected
 from fusion_p2p.cli.running import run
 from fusion_p2p.config import JoinConfig, TrainConfig, settings_of
 from fusion_p2p.errors import ConfigError, RunStopped, WireError
@@ -87,11 +87,17 @@ def test_an_expected_error_inside_task_groups_is_found():
     assert first_expected(BaseExceptionGroup("tasks", [WireError("x"), KeyError("ours")])) is None
 
 
-def test_an_unexpected_error_is_a_sentence_without_a_traceback(capsys: pytest.CaptureFixture[str]):
-    report_unexpected(KeyError, KeyError("x"), None)
-    captured = capsys.readouterr().err
-    assert captured.startswith("error: unexpected KeyError")
-    assert "Traceback" not in captured
+@pytest.mark.parametrize(("flags", "shown"), [([], False), (["--debug"], True)])
+def test_an_unexpected_error_is_a_sentence_and_its_traceback_is_for_debug(flags: list[str], shown: bool):
+    program = (
+        "import sys, fusion_p2p.cli.main as cli\n"
+        "def boom(debug: bool = False):\n    raise KeyError('x')\n"
+        "cli.app.command()(boom)\ncli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "boom", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: unexpected KeyError: 'x' (a fault of fusion_p2p; --debug shows where)" in done.stderr
+    assert ("Traceback" in done.stderr) is shown
 
 
 def test_the_first_signal_cancels_and_gives_the_stopped_code():

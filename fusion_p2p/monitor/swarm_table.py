@@ -1,0 +1,67 @@
+"""Who is in the swarm, as a table and as JSON, built from one answer of a peer."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fusion_p2p.ids import PeerId
+from fusion_p2p.monitor.text import harmless, num_bytes, peer_name
+from fusion_p2p.wire.swarm_messages import PeerStatus, StatusReply
+
+HEADINGS = ("peer", "state", "holds", "reachable", "device", "memory", "GFLOP/s", "heard")
+
+
+def swarm_json(reply: StatusReply) -> str:
+    """The whole answer as one JSON object on one line."""
+    return json.dumps(reply.model_dump(mode="json"))
+
+
+def swarm_picture(reply: StatusReply) -> RenderableType:
+    """The coordinator, a row per peer, and the jobs that wait or run."""
+    parts: list[RenderableType] = [Text(_headline(reply)), _peer_table(reply)]
+    if reply.peers_left_out:
+        parts.append(Text(f"and {reply.peers_left_out} more peers"))
+    parts += [
+        Text(f"job {job.job[:8]} of {peer_name(PeerId(job.owner))}: {job.state} {harmless(job.reason)}") for job in reply.jobs
+    ]
+    return Group(*parts)
+
+
+def _headline(reply: StatusReply) -> str:
+    coordinator = reply.coordinator
+    who = "nobody coordinates yet" if coordinator is None else (
+        f"{peer_name(PeerId(coordinator.peer))} coordinates in term {coordinator.term}"
+    )  # fmt: skip
+    count = len(reply.peers) + reply.peers_left_out
+    return f"swarm {harmless(reply.network)}: {count} {'peer' if count == 1 else 'peers'}, {who}"
+
+
+def _peer_table(reply: StatusReply) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in HEADINGS:
+        table.add_column(
+            heading, justify="right" if heading in ("memory", "GFLOP/s", "heard") else "left", no_wrap=heading == "peer"
+        )
+    for peer in reply.peers:
+        is_coordinator = reply.coordinator is not None and reply.coordinator.peer == peer.peer
+        table.add_row(*(Text(cell) for cell in _row(peer, is_coordinator)))
+    return table
+
+
+def _row(peer: PeerStatus, is_coordinator: bool) -> tuple[str, ...]:
+    holding = peer.holding
+    holds = "-" if holding is None else f"{','.join(map(str, holding.slices[:12]))} of {holding.job[:8]}"
+    return (
+        peer_name(PeerId(peer.peer)) + (" *" if is_coordinator else ""),
+        peer.state,
+        holds,
+        peer.reachability or "unknown",
+        harmless(peer.device, 32),
+        num_bytes(peer.free_bytes),
+        f"{peer.flops_per_s / 1e9:,.0f}",
+        f"{peer.heard_ago_s:.0f} s ago",
+    )
