@@ -65,6 +65,11 @@ class Identity:
         return self._key.sign(data)
 
     @property
+    def seed(self) -> bytes:
+        """The 32 private bytes, for the relay's own libp2p."""
+        return self._key.private_bytes_raw()
+
+    @property
     def public_key(self) -> bytes:
         """The 32 bytes of the public key."""
         return self._key.public_key().public_bytes_raw()

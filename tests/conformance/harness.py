@@ -1,4 +1,4 @@
-"""What the suite needs of an implementation besides the interfaces: making peers, crashing one, and waiting without sleeping."""
+"""What the suite needs of an implementation besides the interfaces: making peers, crashing one, waiting for a condition."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fusion_p2p.errors import PeerUnreachable
 from fusion_p2p.net.base import Directory, Stream, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.memory import SimulatedNetwork
@@ -66,12 +67,12 @@ class HivemindHarness:
             relays=(self._relay,) if self._relay and not self._peers else (),
         )
         network = await self._stack.enter_async_context(open_network(settings))
-        if self._relay and not self._peers:
-            await network.transport.wait_for_relay(timeout_s=15)
         for other in self._peers:
-            await network.transport.connect(other.transport.addresses)
+            await connected(network.transport, other.transport.addresses)
         if self._peers:
             await network.directory.join([other.identity.peer_id for other in self._peers])
+        if self._relay and self._peers:  # a relayed peer only asks the directory, so nobody meets it unless it asks
+            await self._peers[0].directory.join([network.transport.peer_id])  # type: ignore[attr-defined]
         peer = Peer(network.identity, network.transport, network.directory)
         self._peers.append(peer)
         return peer
@@ -94,10 +95,22 @@ async def hivemind(folder: Path, relay: str | None = None) -> AsyncIterator[Hive
         yield HivemindHarness(folder, stack, relay)
 
 
+async def connected(transport: Transport, addresses: Sequence[str]) -> None:
+    """Dial until it works: a relay needs a second until it has granted the other side its reservation."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await transport.connect(addresses, timeout_s=5)
+            except PeerUnreachable:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait until a condition holds; TimeoutError when it does not in time."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition, with a deadline
             await asyncio.sleep(0.01)
 
 

@@ -24,7 +24,7 @@ async def looked_up(directory: Directory, wanted: Mapping[PeerId, bytes], timeou
     found: Mapping[PeerId, bytes] = {}
     try:
         async with asyncio.timeout(timeout_s):
-            while (found := await directory.lookup()) != wanted:
+            while (found := await directory.lookup()) != wanted:  # noqa: ASYNC110 - with a deadline
                 await asyncio.sleep(0.05)
     except TimeoutError:
         assert found == wanted

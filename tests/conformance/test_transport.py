@@ -91,12 +91,7 @@ async def test_a_slow_reader_stops_the_writer(harness: Harness):
 
     await a.transport.serve(PROTOCOL, slow)
     stream = await b.transport.open(a.transport.peer_id, PROTOCOL)
-    written, chunk = 0, bytes(1 << 16)
-    with pytest.raises(TimeoutError):
-        while written < 64 << 20:
-            async with asyncio.timeout(1.0):
-                await stream.write(chunk)
-            written += len(chunk)
+    written = await write_until_stuck(stream, limit=64 << 20)
     assert written < 8 << 20, "the writer must wait for its reader"
     go_on.set()
     await eventually(lambda: received >= written)
@@ -207,7 +202,7 @@ async def test_open_and_connect_keep_their_deadlines(harness: Harness):
     a = await harness.peer()
     address = f"/ip4/192.0.2.1/tcp/4001/p2p/{STRANGER}"
     async with asyncio.timeout(6):
-        with pytest.raises(PeerUnreachable, match="192.0.2.1"):
+        with pytest.raises(PeerUnreachable, match=r"192\.0\.2\.1"):
             await a.transport.connect([address], timeout_s=1)
         with pytest.raises((PeerUnreachable, DeadlinePassed)):
             await a.transport.open(STRANGER, PROTOCOL, timeout_s=1)
@@ -257,3 +252,16 @@ async def write_until_closed(stream: Stream) -> None:
     while True:
         await stream.write(bytes(1024))
         await asyncio.sleep(0.001)
+
+
+async def write_until_stuck(stream: Stream, *, limit: int) -> int:
+    """How many bytes were taken before one write waited for a second."""
+    written, chunk = 0, bytes(1 << 16)
+    while written < limit:
+        try:
+            async with asyncio.timeout(1.0):
+                await stream.write(chunk)
+        except TimeoutError:
+            break
+        written += len(chunk)
+    return written
