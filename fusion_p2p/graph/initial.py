@@ -7,11 +7,11 @@ AVX-512, and two peers may hold the same tied parameter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.opset import TORCH_DTYPES
@@ -51,3 +51,12 @@ def _entropy(seed: int, name: str) -> int:
     """From the run's seed and the parameter's name, the same in every Python (unlike `hash`)."""
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16, person=b"fusion initial").digest()
     return int.from_bytes(digest, "little")
+
+
+def initialise(module: nn.Module, rules: Mapping[str, Rule], seed: int) -> None:
+    """Give a module in memory, in place, the first values that peers generate: what a single machine would start from."""
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if name in rules:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                tensor.copy_(initial_value(rules[name], name, TensorType(tuple(tensor.shape), dtype, grad=False), seed))
