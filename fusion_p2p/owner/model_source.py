@@ -10,7 +10,7 @@ from torch import nn
 from fusion_p2p.config import TrainConfig
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.graph.schema import Rule
-from fusion_p2p.models.catalogue import build
+from fusion_p2p.models.catalogue import NAMES, build, option_names
 from fusion_p2p.owner.data import DataSet
 from fusion_p2p.owner.factories import call_factory, is_factory
 
@@ -33,5 +33,11 @@ def resolve_model(config: TrainConfig, data: DataSet) -> ModelSource:
         if not isinstance(made, nn.Module):
             raise ConfigError(f"model {config.model} returned a {type(made).__name__}, not a torch.nn.Module")
         return ModelSource(made, {})
-    built = build(config.model, {**data.model_defaults, **config.model_options})
+    defaults = data.model_defaults if config.model in NAMES else {}
+    unfit = sorted(defaults.keys() - option_names(config.model)) if defaults else []
+    if unfit:
+        raise ConfigError(
+            f"data {config.data} gives {data.unit}, which model {config.model} does not take (no {', '.join(unfit)})"
+        )
+    built = build(config.model, {**defaults, **config.model_options})
     return ModelSource(built.module, built.rules)
