@@ -48,6 +48,8 @@ class Transaction:
     fate: Fate = Fate.OPEN
     applied: frozenset[int] = frozenset()
     skips: int = 0
+    early: Mapping[int, Report] = field(default_factory=lambda: MappingProxyType({}))
+    """Reports of the next step: a slice may be there before the owner knows that all have applied this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,14 @@ Action = Decide | Complete | StopRun
 
 def step(state: Transaction, event: Event) -> tuple[Transaction, tuple[Action, ...]]:
     """The next state and what to do. Repetitions are ignored; WireError when a report is not the one that is due."""
-    if event.step != state.step:
-        return state, ()
     match event:
-        case Reported(index, _, report):
+        case Reported(index, at, report) if at == state.step:
             return _reported(state, index, report)
-        case Applied(index):
+        case Reported(index, at, report) if at == state.step + 1 and state.fate is not Fate.OPEN:
+            return replace(state, early={**state.early, index: report}), ()
+        case Applied(index, at) if at == state.step:
             return _applied(state, index)
+    return state, ()
 
 
 def _reported(state: Transaction, index: int, report: Report) -> tuple[Transaction, tuple[Action, ...]]:
@@ -151,4 +154,8 @@ def _applied(state: Transaction, index: int) -> tuple[Transaction, tuple[Action,
     applied = state.applied | {index}
     if len(applied) < len(state.terms.answers):
         return replace(state, applied=applied), ()
-    return Transaction(state.terms, state.step + 1, skips=state.skips), (Complete(state.step),)
+    opened, actions = Transaction(state.terms, state.step + 1, skips=state.skips), list[Action]([Complete(state.step)])
+    for early_index, report in state.early.items():
+        opened, further = _reported(opened, early_index, report)
+        actions += further
+    return opened, tuple(actions)

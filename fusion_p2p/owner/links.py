@@ -67,6 +67,11 @@ class Links:
         """The peer has answered: what was said under this key need not be said again."""
         self._unsettled[peer].pop(key, None)
 
+    def settle_all(self, key: str) -> None:
+        """All peers have answered."""
+        for peer in self._unsettled:
+            self.settle(peer, key)
+
     async def drained(self) -> None:
         """Wait until everything said so far has been handed to the streams."""
         for queue in self._outgoing.values():

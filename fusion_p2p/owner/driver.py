@@ -1,0 +1,89 @@
+"""`fusion-peer train`: open the data, capture the model or read it back, and hand both to an `OwnedRun` on the real network."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from fusion_p2p.clock import SystemClock
+from fusion_p2p.config import TrainConfig
+from fusion_p2p.graph.capture import Captured, capture
+from fusion_p2p.graph.encoding import decode_graph, encode_graph
+from fusion_p2p.ids import JobId, digest_of
+from fusion_p2p.job.progress import RunReport
+from fusion_p2p.owner import ledger as entries
+from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
+from fusion_p2p.owner.data import DataSet, open_data
+from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.owned_run import Job, OwnedRun
+from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
+
+
+async def run_train(config: TrainConfig, report: RunReport) -> int:
+    """Train to the last step and return 0. FusionError otherwise: RunStopped when the run can be resumed."""
+    from fusion_p2p.peer.joining import join_as_owner  # imports hivemind
+
+    data = await asyncio.to_thread(open_data, config)
+    captured = None if config.resume is not None else await asyncio.to_thread(_capture, config, data, report)
+    with RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume) as folder:
+        if captured is not None:
+            _write_down(folder, captured)
+        job = open_job(config, folder, report)
+        if job.state_step >= config.steps:
+            report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
+            return 0
+        async with join_as_owner(config, report.say) as network:
+            run = OwnedRun(config, job, network, SystemClock(), data=data, folder=folder, report=report)
+            await run.finish()
+    return 0
+
+
+def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> Captured:
+    source = resolve_model(config, data)
+    captured = capture(source.module, data.example(), source.rules)
+    graph = captured.graph
+    numbers = sum(type_.num_elements for type_ in graph.types[graph.first_parameter : graph.first_node_value])
+    report.say(f"captured {config.model}: {len(graph.nodes)} operators, {numbers:,} parameters")
+    return captured
+
+
+def _write_down(folder: RunFolder, captured: Captured) -> None:
+    """Keep what a resumed run needs: the graph, and first values that follow from no rule, as the checkpoint of step 0."""
+    encoded = encode_graph(captured.graph)
+    unruled = [parameter.name for parameter in captured.graph.parameters if parameter.rule is None]
+    if unruled:
+        writer = CheckpointWriter(folder.checkpoints, digest_of(encoded), 0)
+        for name in unruled:
+            writer.add(f"parameter/{name}", captured.weights[name])
+        writer.finish()
+    folder.write_graph(encoded)
+
+
+def open_job(config: TrainConfig, folder: RunFolder, report: RunReport) -> Job:
+    """The run as its folder has it, under a new incarnation."""
+    before = folder.ledger.history.opened
+    job = before.job if before is not None else uuid.uuid4().hex
+    incarnation = before.incarnation + 1 if before is not None else 1
+    folder.ledger.append(entries.Opened(job=job, incarnation=incarnation))
+    encoded = folder.read_graph()
+    return Job(
+        job=JobId(job),
+        incarnation=incarnation,
+        graph=decode_graph(encoded),
+        graph_bytes=encoded,
+        settings=_settings(config),
+        checkpoint=newest_checkpoint(folder.checkpoints, report.say),
+    )
+
+
+def _settings(config: TrainConfig) -> TrainingSettings:
+    optimiser = OptimiserSettings(
+        name=config.optimiser,
+        momentum=config.momentum,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        epsilon=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+    return TrainingSettings(seed=config.seed, optimiser=optimiser, precision=config.precision)

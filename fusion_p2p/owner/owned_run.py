@@ -1,0 +1,231 @@
+"""One run of an owner over a swarm: enlist peers, start an epoch, train; and say how to go on when something ends it early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.compress.dense import to_bytes
+from fusion_p2p.config import TrainConfig
+from fusion_p2p.errors import NetworkError, RunStopped
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.graph.slices import cut
+from fusion_p2p.graph.workload import workload
+from fusion_p2p.ids import JobId, PeerId
+from fusion_p2p.job import epochs
+from fusion_p2p.job.progress import RunReport
+from fusion_p2p.job.topology import slice_edges
+from fusion_p2p.net.base import Directory, Transport
+from fusion_p2p.net.blobs import BlobServer
+from fusion_p2p.owner import ledger as entries
+from fusion_p2p.owner.checkpoint import Checkpoint
+from fusion_p2p.owner.data import DataSet
+from fusion_p2p.owner.enlistment import Enlisted, enlist
+from fusion_p2p.owner.epoch_start import EpochStart
+from fusion_p2p.owner.links import Links
+from fusion_p2p.owner.metrics import draw_loss
+from fusion_p2p.owner.run_folder import METRICS, RunFolder
+from fusion_p2p.owner.training import Stage, Training
+from fusion_p2p.plan.encoding import check_plan, encode_plan
+from fusion_p2p.plan.explain import explain
+from fusion_p2p.wire.blob_messages import FetchTensor
+from fusion_p2p.wire.frames import RunId
+from fusion_p2p.wire.job_messages import Content, Prepare, Stop, TrainingSettings
+from fusion_p2p.wire.swarm_messages import Register
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0
+"""How long the owner waits for its last words to leave."""
+RETRY_S = 2.0
+"""Between an aborted epoch and the next registration."""
+
+
+class Reach(Protocol):
+    """What a run needs of a network."""
+
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def directory(self) -> Directory: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, under which incarnation, and from which checkpoint it goes on (None: from the graph's rules)."""
+
+    job: JobId
+    incarnation: int
+    graph: Graph
+    graph_bytes: bytes
+    settings: TrainingSettings
+    checkpoint: Checkpoint | None
+
+    @property
+    def state_step(self) -> int:
+        """The step whose state the run goes on from."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+class OwnedRun:
+    """Trains a job to its last step on whoever enlists."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        job: Job,
+        network: Reach,
+        clock: Clock,
+        *,
+        data: DataSet,
+        folder: RunFolder,
+        report: RunReport,
+    ) -> None:
+        self._config, self._job, self._network, self._clock = config, job, network, clock
+        self._data, self._folder, self._report = data, folder, report
+        self._blobs = BlobServer(network.transport)
+        started = folder.ledger.history.start
+        self._starting = EpochStart(clock, started.epoch if started is not None else 0)
+
+    async def finish(self) -> None:
+        """Train to the last step. RunStopped says why not, what is kept, and the command that resumes."""
+        await self._blobs.start()
+        graph = Content(digest=self._blobs.offer(self._job.graph_bytes), num_bytes=len(self._job.graph_bytes))
+        self._blobs.offer_tensors(self._job.job, self._tensor)
+        try:
+            while True:
+                enlisted = await self._enlist(graph)
+                if await self._try_epoch(graph, enlisted):
+                    return
+                await asyncio.sleep(RETRY_S)
+        except RunStopped as error:
+            raise RunStopped(f"{error}; {self._how_to_go_on()}") from None
+        except asyncio.CancelledError:
+            self._report.say(f"interrupted; {self._how_to_go_on()}")
+            raise
+        finally:
+            self._draw()
+
+    async def _enlist(self, graph: Content) -> Enlisted:
+        config = self._config
+        register = Register(
+            job=self._job.job,
+            incarnation=self._job.incarnation,
+            graph=graph,
+            micro_batches=config.micro_batches,
+            optimiser=self._job.settings.optimiser,
+            precision=config.precision,
+            base_epoch=self._starting.state.epoch,
+            peers=config.peers,
+            scheduler=config.scheduler,
+            recompute=config.recompute,
+        )
+        return await enlist(
+            self._network.transport,
+            self._network.directory,
+            register,
+            report=self._report.say,
+            no_peers_timeout_s=config.no_peers_timeout_s,
+        )
+
+    async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
+        """Start the proposal's epoch and train in it; False when it could not be started."""
+        plan, job = enlisted.plan, self._job
+        parts = cut(job.graph, plan.slice_of)
+        check_plan(plan, job.graph, parts)
+        explanation = explain(plan, job.graph, parts, workload(job.graph), job.settings.optimiser)
+        self._folder.write_plan(plan, explanation)
+        for line in explanation:
+            self._report.say(line)
+        encoded = encode_plan(plan)
+        content = Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded))
+        for contact in enlisted.contacts:
+            with contextlib.suppress(NetworkError):  # a peer that cannot be dialled shows when its control stream is opened
+                await self._network.transport.connect(contact.addresses, timeout_s=5.0)
+        async with self._linked([part.peer for part in plan.slices]) as links:
+            proposed = epochs.Proposed(
+                enlisted.term, enlisted.coordinator, self._starting.state.epoch, frozenset(part.peer for part in plan.slices)
+            )
+
+            def prepare(epoch: int) -> Prepare:
+                return Prepare(
+                    job=job.job,
+                    incarnation=job.incarnation,
+                    epoch=epoch,
+                    graph=graph,
+                    plan=content,
+                    settings=job.settings,
+                    state_step=job.state_step,
+                    contacts=enlisted.contacts,
+                )
+
+            def record_start(epoch: int) -> None:
+                self._folder.ledger.append(
+                    entries.Start(
+                        epoch=epoch,
+                        state_step=job.state_step,
+                        plan=content.digest,
+                        coordinator=enlisted.coordinator,
+                        term=enlisted.term,
+                    )
+                )
+
+            reason = await self._starting.start(links, proposed, prepare, record_start)
+            if reason is not None:
+                self._report.say(f"waiting: the plan could not be started: {reason}")
+                return False
+            run = RunId(job.job, job.incarnation, self._starting.state.epoch)
+            stage = Stage(run, job.graph, plan, parts, slice_edges(job.graph, parts), job.settings, job.state_step)
+            await self._train(stage, links)
+        return True
+
+    async def _train(self, stage: Stage, links: Links) -> None:
+        training = Training(
+            self._network.transport,
+            stage,
+            links,
+            self._config,
+            data=self._data,
+            folder=self._folder,
+            report=self._report,
+            clock=self._clock,
+        )
+        await training.run()
+        self._folder.ledger.append(entries.End(step=self._config.steps))
+
+    @contextlib.asynccontextmanager
+    async def _linked(self, peers: list[PeerId]) -> AsyncIterator[Links]:
+        """Control streams to the peers; when the run ends, however it ends, they are told to stop."""
+        links = Links(self._network.transport, peers)
+        keeping = asyncio.create_task(links.run())
+        try:
+            yield links
+        finally:
+            for peer in peers:
+                links.say(peer, Stop(job=self._job.job, reason="the owner has ended the run"))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await links.drained()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _tensor(self, asker: PeerId, asked: FetchTensor) -> memoryview | None:
+        """First values and restored state, for the peers of this run."""
+        checkpoint = self._job.checkpoint
+        if checkpoint is None or asked.step != checkpoint.step or asked.name not in checkpoint.names:
+            return None
+        return to_bytes(await asyncio.to_thread(checkpoint.tensor, asked.name))
+
+    def _how_to_go_on(self) -> str:
+        history = self._folder.ledger.history
+        kept = f"the last checkpoint is of step {history.checkpoint_step}" if history.checkpoint_step else "no checkpoint yet"
+        command = f"fusion-peer train --resume {self._folder.path} --bootstrap {self._config.bootstrap[0]}"
+        return f"step {history.step} was the last to count, {kept}; resume with: {command}"
+
+    def _draw(self) -> None:
+        draw_loss(self._folder.path / METRICS, self._folder.loss_curve, f"{self._config.model} on {self._config.data}")
