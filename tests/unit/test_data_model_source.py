@@ -60,7 +60,7 @@ def test_an_operator_that_cannot_be_captured_is_named():
         ({"option": ("colour=red",), **TINY}, "has no option 'colour'"),
         ({**TINY, "heads": 3}, "width 8 is not divisible by 3 heads"),
         ({"data": "digits", **TINY}, "data digits gives images, which model gpt2 does not take"),
-        ({"model": "resnet"}, "data stdlib-text gives tokens, which model resnet-small does not take"),
+        ({"model": "resnet"}, "data stdlib-text gives tokens, which model resnet does not take"),
         ({"model": f"{FACTORIES}:not_a_module"}, "returned a str, not a torch.nn.Module"),
         ({"model": "no.such:thing"}, "there is no module 'no'"),
     ],
