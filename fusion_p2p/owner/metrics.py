@@ -15,7 +15,10 @@ class Metrics:
     """Appends a line a step; a resumed run appends to it, and the last line of a step is the valid one."""
 
     def __init__(self, path: Path) -> None:
+        """Go on with a file; a line that a crash has torn is cut off."""
+        written = path.read_bytes() if path.exists() else b""
         self._file = path.open("a", encoding="utf-8")
+        self._file.truncate(written.rfind(b"\n") + 1)
         self._newest_validation: float | None = None
 
     def append(self, snapshot: RunSnapshot, wall_s: float, norm: float | None = None) -> None:

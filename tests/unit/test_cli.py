@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from fusion_p2p.cli.flags import flags_of
 from fusion_p2p.cli.identity_file import claimed_identity
+from fusion_p2p.cli.logs import configure_logging
 from fusion_p2p.cli.main import exit_code_of, first_expected
 from fusion_p2p.cli.running import run
 from fusion_p2p.config import JoinConfig, TrainConfig, settings_of
@@ -173,3 +175,22 @@ def test_a_lock_survives_neither_release_nor_an_unwritable_place(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         FileLock(tmp_path / "file" / "a.lock", "run")
+
+
+def test_logs_go_to_stderr_from_the_level_asked_for(capsys: pytest.CaptureFixture[str]):
+    root, package = logging.getLogger(), logging.getLogger("fusion_p2p")
+    before, levels = root.handlers[:], (root.level, package.level)
+    try:
+        configure_logging("warning")
+        logging.getLogger("fusion_p2p.peer").info("quiet")
+        logging.getLogger("fusion_p2p.peer").warning("loud")
+        logging.getLogger("hivemind.p2p").warning("chatter")
+        assert logging.getLogger("fusion_p2p").isEnabledFor(logging.INFO)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(levels[0])
+        package.setLevel(levels[1])
+    shown = capsys.readouterr().err
+    assert "WARNING fusion_p2p.peer: loud" in shown
+    assert "quiet" not in shown
+    assert "chatter" not in shown

@@ -101,6 +101,10 @@ def test_curves_take_the_last_line_of_a_step_and_each_validation_once(tmp_path: 
     with path.open("a") as file:
         file.write('{"step": 4, "lo')
     assert read_curves(path) == ([(1, 3.0), (2, 1.5)], [(2, 2.5)])
+    resumed = Metrics(path)
+    resumed.append(snapshot(5, 1.0), wall_s=2.0)
+    resumed.close()
+    assert read_curves(path)[0][-1] == (5, 1.0)
     first = json.loads(path.read_text().splitlines()[0])
     assert first["peers"] == [{"peer": "12D3KooWa", "slices": [0], "busy_share": 0.5, "bytes_sent": 10, "bytes_received": 20}]
     assert first["norm"] == 0.5
