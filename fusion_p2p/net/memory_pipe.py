@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fusion_p2p.errors import StreamClosed
 
 CHUNK_BYTES = 64 << 10
+TIMER_SLACK_S = 1e-6
+"""Event loops call timers early by up to their clock's resolution, and rounding makes virtual ones early too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,8 @@ class Pipe:
 
     def pump(self) -> None:
         """Deliver what is due, unless the way is blocked; called again when it is free."""
-        while self._travelling and self._travelling[0][0] <= self._loop.time() and self._passes():
+        due = self._loop.time() + TIMER_SLACK_S
+        while self._travelling and self._travelling[0][0] <= due and self._passes():
             _, chunk = self._travelling.popleft()
             if not chunk:
                 self._arrive_end()
