@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 
 from fusion_p2p.clock import SystemClock
@@ -14,6 +15,7 @@ from fusion_p2p.job.progress import RunReport
 from fusion_p2p.owner import ledger as entries
 from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
 from fusion_p2p.owner.data import DataSet, open_data
+from fusion_p2p.owner.enlistment import enlist
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.owned_run import Job, OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
@@ -34,7 +36,22 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
             return 0
         async with join_as_owner(config, report.say) as network:
-            run = OwnedRun(config, job, network, SystemClock(), data=data, folder=folder, report=report)
+            run = OwnedRun(
+                config,
+                job,
+                network.transport,
+                SystemClock(),
+                data=data,
+                folder=folder,
+                report=report,
+                enlist=functools.partial(
+                    enlist,
+                    network.transport,
+                    network.directory,
+                    report=report.say,
+                    no_peers_timeout_s=config.no_peers_timeout_s,
+                ),
+            )
             await run.finish()
     return 0
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.compress.dense import to_bytes
@@ -20,12 +19,12 @@ from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import epochs
 from fusion_p2p.job.progress import RunReport
 from fusion_p2p.job.topology import slice_edges
-from fusion_p2p.net.base import Directory, Transport
+from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
 from fusion_p2p.owner.checkpoint import Checkpoint
 from fusion_p2p.owner.data import DataSet
-from fusion_p2p.owner.enlistment import Enlisted, enlist
+from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.epoch_start import EpochStart
 from fusion_p2p.owner.links import Links
 from fusion_p2p.owner.metrics import draw_loss
@@ -44,15 +43,6 @@ FAREWELL_S = 2.0
 """How long the owner waits for its last words to leave."""
 RETRY_S = 2.0
 """Between an aborted epoch and the next registration."""
-
-
-class Reach(Protocol):
-    """What a run needs of a network."""
-
-    @property
-    def transport(self) -> Transport: ...
-    @property
-    def directory(self) -> Directory: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +69,18 @@ class OwnedRun:
         self,
         config: TrainConfig,
         job: Job,
-        network: Reach,
+        transport: Transport,
         clock: Clock,
         *,
         data: DataSet,
         folder: RunFolder,
         report: RunReport,
+        enlist: Callable[[Register], Awaitable[Enlisted]],
     ) -> None:
-        self._config, self._job, self._network, self._clock = config, job, network, clock
-        self._data, self._folder, self._report = data, folder, report
-        self._blobs = BlobServer(network.transport)
+        """`enlist` registers the job with the swarm's coordinator until a plan comes."""
+        self._config, self._job, self._transport, self._clock = config, job, transport, clock
+        self._data, self._folder, self._report, self._enlist = data, folder, report, enlist
+        self._blobs = BlobServer(transport)
         started = folder.ledger.history.start
         self._starting = EpochStart(clock, started.epoch if started is not None else 0)
 
@@ -99,7 +91,7 @@ class OwnedRun:
         self._blobs.offer_tensors(self._job.job, self._tensor)
         try:
             while True:
-                enlisted = await self._enlist(graph)
+                enlisted = await self._enlist(self._registration(graph))
                 if await self._try_epoch(graph, enlisted):
                     return
                 await asyncio.sleep(RETRY_S)
@@ -111,9 +103,9 @@ class OwnedRun:
         finally:
             self._draw()
 
-    async def _enlist(self, graph: Content) -> Enlisted:
+    def _registration(self, graph: Content) -> Register:
         config = self._config
-        register = Register(
+        return Register(
             job=self._job.job,
             incarnation=self._job.incarnation,
             graph=graph,
@@ -124,13 +116,6 @@ class OwnedRun:
             peers=config.peers,
             scheduler=config.scheduler,
             recompute=config.recompute,
-        )
-        return await enlist(
-            self._network.transport,
-            self._network.directory,
-            register,
-            report=self._report.say,
-            no_peers_timeout_s=config.no_peers_timeout_s,
         )
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
@@ -146,7 +131,7 @@ class OwnedRun:
         content = Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded))
         for contact in enlisted.contacts:
             with contextlib.suppress(NetworkError):  # a peer that cannot be dialled shows when its control stream is opened
-                await self._network.transport.connect(contact.addresses, timeout_s=5.0)
+                await self._transport.connect(contact.addresses, timeout_s=5.0)
         async with self._linked([part.peer for part in plan.slices]) as links:
             proposed = epochs.Proposed(
                 enlisted.term, enlisted.coordinator, self._starting.state.epoch, frozenset(part.peer for part in plan.slices)
@@ -186,7 +171,7 @@ class OwnedRun:
 
     async def _train(self, stage: Stage, links: Links) -> None:
         training = Training(
-            self._network.transport,
+            self._transport,
             stage,
             links,
             self._config,
@@ -201,7 +186,7 @@ class OwnedRun:
     @contextlib.asynccontextmanager
     async def _linked(self, peers: list[PeerId]) -> AsyncIterator[Links]:
         """Control streams to the peers; when the run ends, however it ends, they are told to stop."""
-        links = Links(self._network.transport, peers)
+        links = Links(self._transport, peers)
         keeping = asyncio.create_task(links.run())
         try:
             yield links

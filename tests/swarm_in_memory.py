@@ -1,0 +1,161 @@
+"""A run's real code - peers, owner, executor - over the simulated network in one process: no daemon, real torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from fusion_p2p.owner.enlistment import Enlisted
+
+from fusion_p2p.clock import SystemClock
+from fusion_p2p.config import TrainConfig
+from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.graph.capture import capture
+from fusion_p2p.graph.encoding import encode_graph
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.graph.slices import cut
+from fusion_p2p.ids import digest_of
+from fusion_p2p.job.progress import RunSnapshot
+from fusion_p2p.net.blobs import BlobServer
+from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
+from fusion_p2p.owner.data import DataSet, open_data
+from fusion_p2p.owner.driver import open_job
+from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.owned_run import OwnedRun
+from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.peer.building import Bench
+from fusion_p2p.peer.job_service import JobService
+from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
+from fusion_p2p.wire.job_messages import Contact
+from fusion_p2p.wire.swarm_messages import Register
+
+
+@dataclass
+class Recorder:
+    """What a run reported."""
+
+    lines: list[str] = field(default_factory=list)
+    snapshots: list[RunSnapshot] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    @property
+    def losses(self) -> list[float]:
+        return [snapshot.loss for snapshot in self.snapshots if snapshot.loss is not None]
+
+
+@dataclass
+class Volunteer:
+    """A peer at work in this process."""
+
+    peer: SimulatedPeer
+    service: JobService
+    task: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def volunteers(network: SimulatedNetwork, count: int, *, offered_bytes: int = 4 << 30) -> AsyncIterator[list[Volunteer]]:
+    """Peers that serve owners; they share one compute thread, as seeds and thread counts are process-wide."""
+    thread = ComputeThread(1)
+    bench = Bench(torch.device("cpu"), offered_bytes, thread)
+    peers: list[Volunteer] = []
+    for _ in range(count):
+        peer = network.join()
+        blobs = BlobServer(peer.transport)
+        await blobs.start()
+        service = JobService(peer.transport, blobs, bench, SystemClock())
+        peers.append(Volunteer(peer, service, asyncio.create_task(service.run())))
+    try:
+        yield peers
+    finally:
+        for volunteer in peers:
+            volunteer.task.cancel()
+        await asyncio.gather(*(volunteer.task for volunteer in peers), return_exceptions=True)
+        thread.close()
+
+
+@dataclass
+class Owner:
+    """A run that can be finished: `recorder` tells what happened, `folder` holds what is kept."""
+
+    run: OwnedRun
+    recorder: Recorder
+    folder: RunFolder
+    data: DataSet
+
+
+def plan_for(
+    graph_bytes: bytes,
+    graph: Graph,
+    slice_of: Sequence[int],
+    peers: Sequence[SimulatedPeer],
+    config: TrainConfig,
+    **options: int,
+) -> Plan:
+    """The slices dealt to the peers in turn."""
+    parts = cut(graph, slice_of)
+    return Plan(
+        graph=digest_of(graph_bytes),
+        scheduler="by hand",
+        micro_batches=config.micro_batches,
+        slice_of=tuple(slice_of),
+        slices=tuple(
+            SlicePlan(peers[part.index % len(peers)].peer_id, options.get("in_flight", 2), config.recompute)
+            for part in parts.slices
+        ),
+        edges=tuple(EdgePlan(edge.value, edge.source, edge.target, credits=options.get("credits", 2)) for edge in parts.edges),
+    )
+
+
+@contextlib.asynccontextmanager
+async def owner(
+    network: SimulatedNetwork,
+    config: TrainConfig,
+    slices: Callable[[Graph], Sequence[int]],
+    helpers: Sequence[Volunteer],
+    **options: int,
+) -> AsyncIterator[Owner]:
+    """The owner of a new run whose cut is `slices(graph)`; the plan comes by hand instead of from a coordinator."""
+    data, recorder = open_data(config), Recorder()
+    folder = RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume)
+    with folder:
+        if config.resume is None:
+            source = resolve_model(config, data)
+            folder.write_graph(encode_graph(capture(source.module, data.example(), source.rules).graph))
+        job = open_job(config, folder, recorder)
+        peers = [volunteer.peer for volunteer in helpers]
+        plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), peers, config, **options)
+
+        async def by_hand(register: Register) -> Enlisted:
+            contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)
+            return Enlisted(plan=plan, coordinator=peers[0].peer_id, term=1, contacts=contacts)
+
+        run = OwnedRun(
+            config,
+            job,
+            network.join().transport,
+            SystemClock(),
+            data=data,
+            folder=folder,
+            report=recorder,
+            enlist=by_hand,
+        )
+        yield Owner(run, recorder, folder, data)
+
+
+def run_config(path: Path, **settings: object) -> TrainConfig:
+    """A small run's configuration."""
+    defaults: dict[str, object] = {
+        "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/none",), "model": "gpt2", "layers": 2, "width": 32, "heads": 2, "context": 16,
+        "dropout": 0.0, "tied": False, "batch_size": 8, "micro_batches": 4, "steps": 6, "optimiser": "sgd", "learning_rate": 0.02,
+        "momentum": 0.9, "validate_every": 0, "checkpoint_every": 100, "run": path, "seed": 3,
+    }  # fmt: skip
+    return TrainConfig(**(defaults | settings))
