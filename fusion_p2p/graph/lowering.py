@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -178,6 +178,8 @@ class _Lowering:
             outputs = self._batch_norm(node, arguments)
         elif name == "cat":
             outputs = self._concatenation(node, arguments)
+        elif name == "broadcast_tensors":
+            outputs = self._broadcast(node, arguments)
         else:
             outputs = self._emit(
                 *rewrite(name, arguments, node), result if isinstance(result, (tuple, list)) else [result], node
@@ -197,6 +199,17 @@ class _Lowering:
         if len(kept) == 1:
             return [kept[0].value]
         return self._emit("cat", {"tensors": kept, "dim": arguments["dim"]}, [node.meta["val"]], node)
+
+    def _broadcast(self, node: fx.Node, arguments: Arguments) -> list[int]:
+        tensors = arguments["tensors"]
+        outputs: list[int] = []
+        for item, result in zip(tensors if isinstance(tensors, tuple) else (), node.meta["val"], strict=True):
+            shape = type_of(result).shape
+            if isinstance(item, Ref) and self.types[item.value].shape == shape:
+                outputs.append(item.value)
+            else:
+                outputs += self._emit("expand", {"self": item, "size": shape, "implicit": False}, [result], node)
+        return outputs
 
     def _new_storage(self) -> int:
         self._next_storage += 1
@@ -270,6 +283,8 @@ class _Lowering:
             raise GraphError(f"batch_norm{where(node)} has a running mean without a running variance")
         results = [*result, mean.meta["val"], variance.meta["val"]]
         outputs = self._emit("batch_norm", {name: arguments[name] for name in (*names, "momentum")}, results, node)
+        for statistic in outputs[1:]:
+            self.types[statistic] = replace(self.types[statistic], grad=False)
         self._rebind(node, mean, outputs[1], "batch_norm")
         self._rebind(node, variance, outputs[2], "batch_norm")
         return outputs[:1]

@@ -220,7 +220,7 @@ def test_failing_operator_is_named_and_its_error_keeps_no_values_alive():
     graph = builder.graph(builder.declare("reshape", TensorType((7,), "float32", True), self=Ref(5), shape=(7,)))
     (executor,) = executors(graph, [0] * 6, builder.weights)
     with pytest.raises(
-        SliceFailed, match="slice 0 failed in reshape of module.5 at step 1, micro-batch 0: RuntimeError"
+        SliceFailed, match=r"slice 0 failed in reshape of module.5 at step 1, micro-batch 0: RuntimeError"
     ) as caught:
         executor.forward(1, 0, {0: random(4, 3)})
     assert caught.value.__context__ is None
@@ -288,7 +288,7 @@ def test_values_are_freed_after_their_last_use():
 
 @pytest.mark.row(30)
 def test_first_non_finite_names_the_op():
-    builder, graph = chain()
+    _builder, graph = chain()
     assert first_non_finite(graph, {0: random(2), 4: random(2)}) is None
     bad = torch.tensor([1.0, float("nan")])
     assert first_non_finite(graph, {4: bad, 5: bad}) == "value 4, computed by relu of module.1, is not finite"
