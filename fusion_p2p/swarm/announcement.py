@@ -8,6 +8,7 @@ lives is never taken from them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgpack
@@ -24,6 +25,7 @@ SEQUENCE_BYTES = 8
 SEAL_BYTES = 96
 """What sealing adds: public key and signature (`net.identity`)."""
 MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - SEAL_BYTES
+MAX_ADDRESSES = 6
 
 Address = Annotated[str, Field(max_length=256)]
 Version = Annotated[str, Field(max_length=32)]
@@ -61,7 +63,7 @@ class Announcement(Record):
     """One peer's account of itself."""
 
     network: Name
-    addresses: Annotated[tuple[Address, ...], Field(max_length=6)]
+    addresses: Annotated[tuple[Address, ...], Field(max_length=MAX_ADDRESSES)]
     reachability: Reachability
     versions: Versions
     device: Annotated[str, Field(max_length=64)]
@@ -73,6 +75,25 @@ class Announcement(Record):
     incarnation: Count
     wall_s: _UnixTime
     """Unix time on this peer's clock when it wrote this."""
+
+
+class Profile(Record):
+    """What an announcement says that does not change from minute to minute."""
+
+    network: Name
+    reachability: Reachability
+    versions: Versions
+    device: Annotated[str, Field(max_length=64)]
+    rates: MeasuredRates
+    free_bytes: Count
+    caps: Caps = Caps()
+
+
+def announce(profile: Profile, addresses: Sequence[str], state: PeerState, incarnation: int, wall_s: float) -> Announcement:
+    """The announcement of a peer right now; addresses beyond the limit are left out, best first."""
+    return Announcement(
+        **dict(profile), addresses=tuple(addresses[:MAX_ADDRESSES]), state=state, incarnation=incarnation, wall_s=wall_s
+    )
 
 
 def encode_announcement(announcement: Announcement, sequence: int) -> bytes:

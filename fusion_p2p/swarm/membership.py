@@ -32,11 +32,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """State: the living, and the highest incarnation of those that are gone."""
+    """State: the living, the highest incarnation of those that are gone, and whether all beat to us."""
 
     members: Mapping[PeerId, Member] = field(default_factory=dict)
     gone: Mapping[PeerId, int] = field(default_factory=dict)
     ticked_at: float | None = None
+    observing: bool = False
 
     def heard_since(self, earliest: float) -> frozenset[PeerId]:
         """Peers heard at `earliest` or later."""
@@ -157,8 +158,9 @@ def _listed(state: Membership, event: Listed, now: float, settings: SwarmSetting
     if reason is None and heard_at < now - settings.heard_lately_s:
         reason = "not heard lately by anybody"
     known = state.members.get(event.peer)
-    if reason is None and known and known.incarnation == event.incarnation and known.heard_at >= heard_at:
-        reason = "heard later ourselves"
+    if reason is None and known and known.incarnation == event.incarnation:
+        # An observer's own list comes back to it a little younger each time, so it believes its ears only.
+        reason = "observed ourselves" if state.observing else "heard later" if known.heard_at >= heard_at else None
     if reason is not None:
         return state, (Ignored(event.peer, reason),)
     sequence = known.sequence if known and known.incarnation == event.incarnation else 0
@@ -206,7 +208,7 @@ def _without(state: Membership, peer: PeerId, incarnation: int) -> Membership:
 
 def _tick(state: Membership, observing: bool, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
-    state = replace(state, ticked_at=now)
+    state = replace(state, ticked_at=now, observing=observing)
     if late:
         # We slept, so their beats may lie unread: everybody gets one more suspect time before being accused.
         return replace(state, members={peer: _excused(member, now) for peer, member in state.members.items()}), ()

@@ -92,7 +92,7 @@ def test_who_does_not_coordinate_forgets_instead_of_accusing() -> None:
     [
         (beat(incarnation=4, sequence=9), "an older incarnation"),
         (beat(incarnation=5, sequence=5), "a later beat came first"),
-        (Listed(A, 5, False, heard_ago_s=3.0), "heard later ourselves"),
+        (Listed(A, 5, False, heard_ago_s=3.0), "heard later"),
         (Listed(B, 1, False, heard_ago_s=15.5), "not heard lately by anybody"),
         (Confirmed(B), "confirmed too late"),
         (Left(A, 4), "an older incarnation left"),
@@ -128,3 +128,9 @@ def test_heard_lately() -> None:
     state, _ = play([(0.0, beat(A)), (10.0, beat(B))])
     assert state.heard_since(5.0) == {B}
     assert state.heard_since(0.0) == {A, B}
+
+
+def test_an_observer_does_not_believe_hearsay_about_those_it_observes() -> None:
+    state, actions = play([(0.0, beat()), *ticks(0, 4), (4.5, Listed(A, 1, False, 0.0)), *ticks(5, 8)])
+    assert state.members == {}
+    assert Ignored(A, "observed ourselves") in actions

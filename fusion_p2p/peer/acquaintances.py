@@ -1,0 +1,114 @@
+"""The peers this one knows of by their announcements, and asking them things."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import AddressError, NetworkError, PeerUnreachable, WireError
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.base import Transport
+from fusion_p2p.net.identity import unseal
+from fusion_p2p.net.messaging import request
+from fusion_p2p.net.records import RECORD_DOMAIN
+from fusion_p2p.swarm.announcement import PROTOCOL_VERSION, Announcement, decode_announcement
+from fusion_p2p.wire.messages import Message
+from fusion_p2p.wire.swarm_messages import SWARM_MESSAGES, SWARM_PROTOCOL
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN = 4096
+
+
+class Acquaintances:
+    """Announcements by peer, newest sequence number only, of our network and protocol version only."""
+
+    def __init__(self, transport: Transport, network: str, clock: Clock) -> None:
+        self._transport = transport
+        self._network = network
+        self._clock = clock
+        self._known: dict[PeerId, tuple[int, Announcement]] = {}
+        self._refused: dict[PeerId, str] = {}
+        self._failed_at: dict[PeerId, float] = {}
+
+    def learn(self, record: bytes) -> PeerId | None:
+        """Keep a sealed announcement and say whose it is; None when it is not for us. WireError when it is malformed."""
+        signer, payload = unseal(record, domain=RECORD_DOMAIN)
+        sequence, announcement = decode_announcement(payload)
+        refusal = self._why_refused(announcement)
+        if refusal is not None:
+            self._note_refusal(signer, refusal)
+            return None
+        known = self._known.get(signer)
+        if (known is None and len(self._known) < MAX_KNOWN) or (known is not None and sequence > known[0]):
+            self._known[signer] = (sequence, announcement)
+            self._failed_at.pop(signer, None)
+        return signer
+
+    def replace_by(self, records: Mapping[PeerId, bytes], keep: frozenset[PeerId]) -> None:
+        """Take what a directory look-up found; forget others except `keep`, the peers heard lately."""
+        for peer, record in records.items():
+            try:
+                self.learn(record)
+            except WireError as error:
+                logger.debug("announcement of %s: %s", peer, error)
+        self._known = {peer: known for peer, known in self._known.items() if peer in records or peer in keep}
+        self._failed_at = {peer: at for peer, at in self._failed_at.items() if peer in self._known}
+
+    def announcement(self, peer: PeerId) -> Announcement | None:
+        known = self._known.get(peer)
+        return known[1] if known else None
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        return frozenset(self._known)
+
+    @property
+    def refused(self) -> Mapping[PeerId, str]:
+        """Peers seen that cannot be talked to, and why."""
+        return self._refused
+
+    def failed_since(self, earliest: float) -> frozenset[PeerId]:
+        """Peers that did not answer us at `earliest` or later."""
+        return frozenset(peer for peer, at in self._failed_at.items() if at >= earliest)
+
+    async def ask(self, peer: PeerId, message: Message, *, timeout_s: float) -> Message:
+        """One question, one answer on the swarm protocol. NetworkError or WireError."""
+        try:
+            answer = await ask(self._transport, peer, self._addresses(peer), message, timeout_s=timeout_s)
+        except NetworkError:
+            self._failed_at[peer] = self._clock.now()
+            raise
+        self._failed_at.pop(peer, None)
+        return answer
+
+    def _addresses(self, peer: PeerId) -> Sequence[str]:
+        announcement = self.announcement(peer)
+        return announcement.addresses if announcement else ()
+
+    def _why_refused(self, announcement: Announcement) -> str | None:
+        if announcement.network != self._network:
+            return "it belongs to another network"
+        if announcement.versions.protocol != PROTOCOL_VERSION:
+            return f"it speaks protocol {announcement.versions.protocol}, we speak {PROTOCOL_VERSION}"
+        return None
+
+    def _note_refusal(self, peer: PeerId, reason: str) -> None:
+        if self._refused.get(peer) != reason and len(self._refused) < MAX_KNOWN:
+            self._refused[peer] = reason
+            logger.warning("peer %s is left out: %s", peer, reason)
+
+
+async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], message: Message, *, timeout_s: float) -> Message:
+    """Ask over whatever connection there is; when there is none, dial the peer first. NetworkError or WireError."""
+    try:
+        return await request(transport, peer, SWARM_PROTOCOL, SWARM_MESSAGES, message, timeout_s=timeout_s)
+    except PeerUnreachable:
+        if not addresses:
+            raise
+    try:
+        await transport.connect(addresses, timeout_s=timeout_s)
+    except AddressError as error:  # from a stranger's announcement, so it is no fault of our user's configuration
+        raise PeerUnreachable(f"{peer} announces an address that is none: {error}") from None
+    return await request(transport, peer, SWARM_PROTOCOL, SWARM_MESSAGES, message, timeout_s=timeout_s)

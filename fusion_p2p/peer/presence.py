@@ -1,0 +1,280 @@
+"""A peer's presence in the swarm: announces itself, finds others, beats, votes, answers. Decides nothing: `swarm.node` does.
+
+Tasks, all in one group that `run` ends with a goodbye: announce, look up, tick the state machine, beat to the coordinator, beat
+to peers chosen at random. Every question to a peer has a deadline; that one does not answer is an event like others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import NetworkError, WireError
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.base import Directory, Transport
+from fusion_p2p.net.identity import Identity
+from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.peer.acquaintances import Acquaintances
+from fusion_p2p.peer.presence_messages import Present, reply_arrived, to_token
+from fusion_p2p.peer.swarm_service import Registrar, SwarmService
+from fusion_p2p.peer.swarm_view import SwarmView, WorkView
+from fusion_p2p.swarm import election, membership, node
+from fusion_p2p.swarm.announcement import Profile
+from fusion_p2p.swarm.election import Token
+from fusion_p2p.swarm.settings import WAN, SwarmSettings
+from fusion_p2p.wire.messages import Message
+from fusion_p2p.wire.swarm_messages import (
+    SWARM_MESSAGES,
+    SWARM_PROTOCOL,
+    BeatReply,
+    JobStatus,
+    Leave,
+    NotCoordinator,
+    PeerState,
+    Probe,
+    ProbeReply,
+    StatusReply,
+    VoteReply,
+    VoteRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+LEAVE_S = 2.0
+FIRST_LOOKUP_PATIENCE_S = 10.0
+"""How long a peer whose directory does not answer holds back from an election it may not be needed in."""
+
+
+class Presence:
+    """One peer in the swarm. `run` until cancelled; everything else may be read at any time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        identity: Identity,
+        clock: Clock,
+        profile: Profile,
+        work: WorkView,
+        settings: SwarmSettings = WAN,
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._clock = clock
+        self._settings = settings
+        self._random = random.Random(identity.peer_id)
+        self._others = Acquaintances(transport, profile.network, clock)
+        self._view = SwarmView(identity, clock, profile, work, settings, self._others)
+        self._followed = asyncio.Event()
+        self._looked_up = asyncio.Event()
+        self._service = SwarmService(self._view, self._others, self._step, settings)
+
+    @property
+    def me(self) -> PeerId:
+        return self._view.me
+
+    @property
+    def coordinator(self) -> Token | None:
+        """The coordinator this peer follows, perhaps itself."""
+        return self._view.coordinator
+
+    @property
+    def coordinating(self) -> bool:
+        return self._view.coordinating
+
+    @property
+    def refused(self) -> dict[PeerId, str]:
+        """Peers announced that cannot be talked to, and why."""
+        return dict(self._others.refused)
+
+    def members(self) -> tuple[Present, ...]:
+        """The peers heard lately and this one, by peer id."""
+        return self._view.members()
+
+    def snapshot(self) -> StatusReply:
+        """The swarm as this peer sees it: complete at the coordinator, hearsay elsewhere."""
+        return self._view.snapshot()
+
+    def set_state(self, state: PeerState) -> None:
+        """Pause, drain, or `standby` to go on; announced at once."""
+        self._view.state = state
+
+    def set_profile(self, profile: Profile) -> None:
+        """Announce other capabilities from now on."""
+        self._view.profile = profile
+
+    def serve_owners(self, registrar: Registrar, jobs: Callable[[], Iterable[JobStatus]]) -> None:
+        """Who answers owners while this peer coordinates, and what it knows of their jobs."""
+        self._service.registrar = registrar
+        self._view.jobs = jobs
+
+    def not_coordinator(self) -> NotCoordinator:
+        """Where an owner should go instead."""
+        return self._service.not_coordinator()
+
+    async def run(self) -> None:
+        """Take part until cancelled; then say goodbye. ValueError when the swarm protocol is served already."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await self._transport.serve(SWARM_PROTOCOL, self._service.serve)
+                for task in (self._announce, self._look_up, self._tick, self._beat_to_coordinator, self._beat_at_random):
+                    self._group.create_task(task())
+        finally:
+            self._service.closed = True
+            await self._leave()
+
+    async def _announce(self) -> None:
+        settings = self._settings
+        while True:
+            self._view.changed.clear()
+            wait_s = settings.announce_s
+            try:
+                record = self._view.seal_announcement(self._transport.addresses)
+                await self._directory.announce(record, lifetime_s=settings.announcement_life_s)
+            except NetworkError as error:
+                wait_s = 5 * settings.beat_s
+                logger.warning("not announced, trying again in %g s: %s", wait_s, error)
+            await _either(self._view.changed, wait_s)
+
+    async def _look_up(self) -> None:
+        wait_s = self._settings.first_lookup_s
+        while True:
+            try:
+                records = await self._directory.lookup()
+            except NetworkError as error:
+                logger.debug("look-up failed: %s", error)
+            else:
+                self._others.replace_by(records, frozenset(self._view.node.membership.members))
+                self._looked_up.set()
+            alone = not self._view.node.membership.members
+            wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, self._settings.lookup_s)
+            await asyncio.sleep(wait_s)
+
+    async def _tick(self) -> None:
+        await _either(self._looked_up, FIRST_LOOKUP_PATIENCE_S)
+        said = self._view.state
+        while True:
+            self._step(self._view.tick())
+            if said != self._view.state:
+                said = self._view.state
+                self._view.changed.set()
+            await asyncio.sleep(self._settings.beat_s / 4)
+
+    async def _beat_to_coordinator(self) -> None:
+        while True:
+            self._followed.clear()
+            began = self._clock.now()
+            if self.coordinator is not None and not self.coordinating:
+                await self._beat(self.coordinator.peer)
+            await _either(self._followed, self._settings.beat_s - (self._clock.now() - began))
+
+    async def _beat_at_random(self) -> None:
+        """To members and to announced strangers: how newcomers, and partitions that healed, find the coordinator."""
+        await self._looked_up.wait()
+        while True:
+            for peer in self._choose(self._settings.random_beats):
+                self._spawn(self._beat(peer))
+            lonely = self.coordinator is None or (self.coordinating and not self._view.node.membership.members)
+            await asyncio.sleep(self._settings.beat_s if lonely else self._settings.random_beat_s)
+
+    def _choose(self, count: int) -> Sequence[PeerId]:
+        coordinator = {self.coordinator.peer} if self.coordinator else set()
+        everybody = self._everybody() - coordinator
+        answering = everybody - self._others.failed_since(self._clock.now() - self._settings.heard_lately_s)
+        pool = sorted(answering or everybody)
+        return self._random.sample(pool, min(count, len(pool)))
+
+    def _everybody(self) -> frozenset[PeerId]:
+        return self._others.peers.union(self._view.node.membership.members) - {self.me}
+
+    def _step(self, event: node.Event) -> tuple[node.Action, ...]:
+        actions = self._view.step(event)
+        for action in actions:
+            self._act(action)
+        return actions
+
+    def _act(self, action: node.Action) -> None:
+        match action:
+            case election.AskVotes(term, voters):
+                for voter in voters:
+                    self._spawn(self._ask_vote(voter, term))
+            case election.Elected():
+                for peer in self._everybody():
+                    self._spawn(self._beat(peer))
+            case election.Followed():
+                self._followed.set()
+            case membership.Suspected(peer):
+                self._confirm(peer)
+            case node.Returned():
+                self._view.changed.set()
+            case _:
+                pass
+        level = logging.DEBUG if isinstance(action, membership.Ignored | election.AnswerVote) else logging.INFO
+        logger.log(level, "swarm %s", action)
+
+    def _confirm(self, suspect: PeerId) -> None:
+        """Ask the suspect, and a second observer."""
+        self._spawn(self._beat(suspect))
+        observers = sorted(self._view.heard_lately(self._settings.suspect_after_s) - {suspect})
+        if observers:
+            self._spawn(self._ask_observer(self._random.choice(observers), suspect))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._service.closed:
+            work.close()
+        else:
+            self._group.create_task(work)
+
+    async def _ask(self, peer: PeerId, message: Message, timeout_s: float) -> Message | None:
+        try:
+            return await self._others.ask(peer, message, timeout_s=timeout_s)
+        except (NetworkError, WireError) as error:
+            logger.debug("%s to %s: %s", message.kind, peer, error)
+            return None
+
+    async def _beat(self, peer: PeerId) -> None:
+        beat, number = self._view.make_beat(peer)
+        reply = await self._ask(peer, beat, self._settings.suspect_after_s)
+        if isinstance(reply, BeatReply):
+            self._view.acknowledge(peer, number)
+            self._step(reply_arrived(peer, reply, beat.incarnation))
+
+    async def _ask_vote(self, voter: PeerId, term: int) -> None:
+        question = VoteRequest(term=term, incarnation=self._view.node.incarnation)
+        reply = await self._ask(voter, question, self._settings.vote_s)
+        if isinstance(reply, VoteReply):
+            self._step(node.VoteReplyArrived(voter, reply.term, reply.granted, to_token(reply.coordinator)))
+
+    async def _ask_observer(self, observer: PeerId, suspect: PeerId) -> None:
+        reply = await self._ask(observer, Probe(peer=suspect), self._settings.confirm_s)
+        if isinstance(reply, ProbeReply) and reply.heard:
+            self._step(node.SuspectAnswered(suspect))
+
+    async def _leave(self) -> None:
+        """Say goodbye to whoever would otherwise wait for us."""
+        told = set(self._view.node.membership.members) if self.coordinating else set()
+        if self.coordinator is not None and not self.coordinating:
+            told.add(self.coordinator.peer)
+        await asyncio.gather(*(self._say_goodbye(peer) for peer in told))
+
+    async def _say_goodbye(self, peer: PeerId) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                stream = await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=LEAVE_S)
+                await MessageStream(stream, SWARM_MESSAGES).send(Leave(incarnation=self._view.node.incarnation))
+                await stream.close()
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("goodbye to %s: %s", peer, error)
+
+
+async def _either(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, at most so long; at least once let others run."""
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,190 @@
+"""What this peer knows of the swarm and says of itself: the state machine with the last words of everybody, without I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.identity import Identity, seal
+from fusion_p2p.net.records import RECORD_DOMAIN
+from fusion_p2p.peer.acquaintances import Acquaintances
+from fusion_p2p.peer.presence_messages import Present, from_token, list_members, status_reply
+from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement
+from fusion_p2p.swarm.election import Token
+from fusion_p2p.swarm.node import Action, Event, Node, Tick, begin, step
+from fusion_p2p.swarm.settings import SwarmSettings
+from fusion_p2p.wire.swarm_messages import Beat, BeatReply, Holding, JobStatus, PeerState, StatusReply
+
+
+class WorkView(Protocol):
+    """What has to be known of the work this peer does."""
+
+    def holding(self) -> Holding | None:
+        """The slices executed now."""
+
+    def progress(self) -> int:
+        """Tasks done since the start of the process."""
+
+
+class SwarmView:
+    """The state of one peer in the swarm. Not thread-safe: it belongs to the event loop."""
+
+    def __init__(
+        self, identity: Identity, clock: Clock, profile: Profile, work: WorkView, settings: SwarmSettings, others: Acquaintances
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._profile = profile
+        self._work = work
+        self._settings = settings
+        self._others = others
+        self._node = begin(identity.peer_id, int(clock.wall() * 1000), clock.now(), settings)
+        self._ordered: PeerState = "standby"
+        self._last_beats: dict[PeerId, Beat] = {}
+        self._joined_at: dict[PeerId, float] = {}
+        self._beats_made = 0
+        self._record = b""
+        self._record_number = 0
+        self._acknowledged: dict[PeerId, int] = {}
+        self.jobs: Callable[[], Iterable[JobStatus]] = tuple
+        self.changed = asyncio.Event()
+        """Set when what we announce is no longer what we are."""
+
+    @property
+    def me(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    @property
+    def coordinator(self) -> Token | None:
+        return self._node.election.coordinator
+
+    @property
+    def coordinating(self) -> bool:
+        return self._node.election.coordinating
+
+    @property
+    def state(self) -> PeerState:
+        """Working while it holds slices, unless it was told to pause or drain."""
+        if self._ordered == "standby" and self._work.holding() is not None:
+            return "working"
+        return self._ordered
+
+    @state.setter
+    def state(self, ordered: PeerState) -> None:
+        self._ordered = ordered
+        self.changed.set()
+
+    @property
+    def profile(self) -> Profile:
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile) -> None:
+        self._profile = profile
+        self.changed.set()
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        """Feed the state machine; what to do is returned."""
+        known = {peer: member.incarnation for peer, member in self._node.membership.members.items()}
+        self._node, actions = step(self._node, event, self._clock.now(), self._settings)
+        for peer, member in self._node.membership.members.items():
+            if known.pop(peer, None) != member.incarnation:
+                self._joined_at[peer] = self._clock.now()
+        for gone in known:
+            for memory in (self._last_beats, self._joined_at, self._acknowledged):
+                memory.pop(gone, None)
+        return actions
+
+    def tick(self) -> Tick:
+        """The event that time passed."""
+        indirect = {peer for peer in self._others.peers if _is_indirect(self._others.announcement(peer))}
+        if self._profile.reachability != "direct":
+            indirect.add(self.me)
+        return Tick(self._work.holding() is not None, frozenset(indirect))
+
+    def seal_announcement(self, addresses: Iterable[str]) -> bytes:
+        """A new sealed announcement, also carried by beats until it is acknowledged."""
+        wall_s = self._clock.wall()
+        self._record_number = max(self._record_number + 1, int(wall_s * 1000))
+        announcement = announce(self._profile, tuple(addresses), self.state, self._node.incarnation, wall_s)
+        payload = encode_announcement(announcement, self._record_number)
+        self._record = seal(self._identity, payload, domain=RECORD_DOMAIN)
+        return self._record
+
+    def make_beat(self, peer: PeerId) -> tuple[Beat, int]:
+        """The next beat to a peer, and the number of the announcement that its answer acknowledges."""
+        self._beats_made += 1
+        known = self._acknowledged.get(peer) == self._record_number
+        beat = Beat(
+            incarnation=self._node.incarnation,
+            sequence=self._beats_made,
+            coordinator=from_token(self.coordinator),
+            state=self.state,
+            holding=self._work.holding(),
+            progress=self._work.progress(),
+            record=b"" if known else self._record,
+        )
+        return beat, self._record_number
+
+    def acknowledge(self, peer: PeerId, number: int) -> None:
+        """The peer has read our announcement of this number."""
+        self._acknowledged[peer] = number
+
+    def note_beat(self, peer: PeerId, beat: Beat) -> None:
+        """Remember what a member said of itself."""
+        if peer in self._node.membership.members:
+            self._last_beats[peer] = beat
+
+    def make_reply(self, peer: PeerId, beat: Beat) -> BeatReply:
+        """The answer to a beat, after it was stepped."""
+        lately = self._settings.heard_lately_s
+        return BeatReply(
+            incarnation=self._node.incarnation,
+            coordinator=from_token(self.coordinator),
+            state=self.state,
+            holds=self._work.holding() is not None,
+            evicted=self._node.membership.is_gone(peer, beat.incarnation),
+            members=list_members(self._node.membership, self._clock.now(), peer, lately),
+        )
+
+    def heard_lately(self, within_s: float) -> frozenset[PeerId]:
+        """Members heard in the last seconds."""
+        return self._node.membership.heard_since(self._clock.now() - within_s)
+
+    def members(self) -> tuple[Present, ...]:
+        """The peers heard lately and this one, by peer id."""
+        present = (self._myself(), *map(self._present, self.heard_lately(self._settings.heard_lately_s)))
+        return tuple(sorted(present, key=lambda one: one.peer))
+
+    def snapshot(self) -> StatusReply:
+        """The swarm as this peer sees it: complete at the coordinator, hearsay elsewhere."""
+        jobs = self.jobs() if self.coordinating else ()
+        return status_reply(self.me, self._profile.network, self.coordinator, self.members(), jobs)
+
+    def _myself(self) -> Present:
+        started_at = self._node.election.started_at
+        announcement = announce(self._profile, (), self.state, self._node.incarnation, self._clock.wall())
+        return Present(self.me, announcement, self.state, self._work.holding(), self._work.progress(), 0.0, started_at)
+
+    def _present(self, peer: PeerId) -> Present:
+        member, beat, now = self._node.membership.members[peer], self._last_beats.get(peer), self._clock.now()
+        return Present(
+            peer=peer,
+            announcement=self._others.announcement(peer),
+            state=beat.state if beat else "standby",
+            holding=beat.holding if beat else None,
+            progress=beat.progress if beat else 0,
+            heard_ago_s=now - member.heard_at,
+            joined_at=self._joined_at.get(peer, now),
+        )
+
+
+def _is_indirect(announcement: Announcement | None) -> bool:
+    return announcement is not None and announcement.reachability != "direct"

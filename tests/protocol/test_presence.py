@@ -1,0 +1,221 @@
+"""Real presences on the simulated network: they find each other, elect, notice deaths, heal, and say goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fusion_p2p.swarm.announcement import PROTOCOL_VERSION
+from fusion_p2p.swarm.settings import WAN
+from fusion_p2p.wire.swarm_messages import Holding
+from tests.protocol.swarm_world import PROFILE, World, always, eventually, in_virtual_time
+
+ELECTION_S = WAN.quiet_s + 2 * WAN.vote_s + 2.0
+FAILOVER_S = WAN.suspect_after_s + 2 * WAN.vote_s + 2.0
+
+
+@pytest.mark.parametrize("num_peers", [1, 2, 5, 20])
+@pytest.mark.row(13)
+def test_peers_that_start_together_elect_one_coordinator(num_peers: int) -> None:
+    async def scenario() -> None:
+        async with World(seed=num_peers) as world:
+            for _ in range(num_peers):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            leader = world.leader
+            await always(lambda: world.agreed() and world.leader is leader, for_s=60.0)
+            assert world.complete()
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_newcomers_follow_whoever_coordinates(seed: int) -> None:
+    async def scenario() -> None:
+        async with World(seed) as world:
+            world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            leader = world.leader
+            for _ in range(4):
+                await asyncio.sleep(7.3)
+                world.add()
+                await eventually(world.complete, within_s=4.0)
+                assert world.leader is leader, "a newcomer does not disturb a coordinator that is heard"
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.row(12)
+def test_a_killed_coordinator_is_replaced_in_time(seed: int) -> None:
+    async def scenario() -> None:
+        async with World(seed) as world:
+            for _ in range(5):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            for _ in range(3):
+                before = world.leader.coordinator
+                await world.kill(world.leader.me)
+                await eventually(world.agreed, within_s=FAILOVER_S)
+                after = world.leader.coordinator
+                assert before is not None
+                assert after is not None
+                assert after.term > before.term
+                await eventually(world.complete, within_s=WAN.heard_lately_s + 5)
+
+    in_virtual_time(scenario())
+
+
+def test_a_coordinator_that_says_goodbye_is_replaced_faster() -> None:
+    async def scenario() -> None:
+        async with World(3) as world:
+            for _ in range(3):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            await world.stop(world.leader.me)
+            assert await eventually(world.agreed, within_s=FAILOVER_S) < WAN.suspect_after_s
+
+    in_virtual_time(scenario())
+
+
+def test_standby_peers_coordinate_before_slice_holders() -> None:
+    async def scenario() -> None:
+        async with World(4) as world:
+            peers = [world.add() for _ in range(4)]
+            await eventually(world.complete, within_s=ELECTION_S)
+            idle = next(peer for peer in reversed(peers) if not peer.coordinating)
+            for peer in peers:
+                if peer is not idle:
+                    world.work[peer.me].held = Holding(job="ab" * 16, slices=(0,))
+            await asyncio.sleep(3 * WAN.beat_s)
+            await world.kill(world.leader.me)
+            await eventually(world.agreed, within_s=FAILOVER_S)
+            assert world.leader is idle
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.row(13)
+def test_after_a_partition_heals_one_coordinator_remains(seed: int) -> None:
+    async def scenario() -> None:
+        async with World(seed) as world:
+            peers = [world.add() for _ in range(6)]
+            await eventually(world.complete, within_s=ELECTION_S)
+            world.network.partition([peer.me for peer in peers[:3]])
+            await eventually(lambda: len(world.coordinators()) == 2, within_s=WAN.heard_lately_s + FAILOVER_S)
+            await asyncio.sleep(60.0)
+            terms = [peer.coordinator for peer in world.coordinators()]
+            world.network.heal()
+            await eventually(world.complete, within_s=WAN.heard_lately_s + 3 * WAN.random_beat_s)
+            assert world.leader.coordinator == max(token for token in terms if token is not None)
+            await always(world.agreed, for_s=30.0)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(11)
+def test_the_dead_are_evicted_and_a_frozen_peer_comes_back_by_itself() -> None:
+    async def scenario() -> None:
+        async with World(8) as world:
+            for _ in range(4):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            leader = world.leader
+            frozen, dead = [peer for peer in world.presences if peer != leader.me][:2]
+            world.network.freeze(frozen)
+            await world.kill(dead)
+
+            def heard() -> set[str]:
+                return {peer.peer for peer in leader.members()}
+
+            await eventually(lambda: not heard() & {frozen, dead}, within_s=WAN.suspect_after_s + WAN.confirm_s + 2)
+            world.network.thaw(frozen)
+            await eventually(lambda: frozen in heard(), within_s=5 * WAN.beat_s)
+            assert world.leader is leader
+
+    in_virtual_time(scenario())
+
+
+def test_a_restart_is_welcome_at_once() -> None:
+    async def scenario() -> None:
+        async with World(9) as world:
+            for _ in range(3):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            follower = next(peer for peer in world.presences if peer != world.leader.me)
+            leader = world.leader
+            world.add(back=await world.kill(follower))
+            await eventually(world.complete, within_s=4.0)
+            assert world.leader is leader
+
+    in_virtual_time(scenario())
+
+
+def test_beats_carry_what_a_peer_holds_and_can_do() -> None:
+    async def scenario() -> None:
+        async with World(10) as world:
+            for _ in range(3):
+                world.add()
+            await eventually(world.complete, within_s=ELECTION_S)
+            worker = next(peer for peer in world.presences if peer != world.leader.me)
+            world.work[worker].held = Holding(job="cd" * 16, slices=(1, 2))
+            world.presences[worker].set_profile(PROFILE.model_copy(update={"free_bytes": 5}))
+
+            def told() -> bool:
+                seen = next(peer for peer in world.leader.snapshot().peers if peer.peer == worker)
+                return (seen.state, seen.holding, seen.progress, seen.free_bytes) == (
+                    "working", Holding(job="cd" * 16, slices=(1, 2)), 7, 5,
+                )  # fmt: skip
+
+            await eventually(told, within_s=3 * WAN.beat_s)
+            world.presences[worker].set_state("draining")
+            await eventually(lambda: "draining" in {p.state for p in world.leader.members()}, within_s=3 * WAN.beat_s)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(6)
+@pytest.mark.parametrize(
+    "other",
+    [
+        PROFILE.model_copy(update={"network": "another"}),
+        PROFILE.model_copy(update={"versions": PROFILE.versions.model_copy(update={"protocol": PROTOCOL_VERSION + 1})}),
+    ],
+)
+def test_another_network_or_protocol_is_left_out_with_a_reason(other: object) -> None:
+    async def scenario() -> None:
+        async with World(11) as world:
+            ours = [world.add(), world.add()]
+            stranger = world.add(other)  # type: ignore[arg-type]
+            await asyncio.sleep(30.0)
+            assert all(stranger.me not in {p.peer for p in peer.members()} for peer in ours)
+            assert any(stranger.me in peer.refused for peer in ours)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(6)
+def test_other_torch_and_python_versions_work_together() -> None:
+    async def scenario() -> None:
+        async with World(12) as world:
+            world.add()
+            older = PROFILE.versions.model_copy(update={"torch": "2.6.0", "python": "3.12.1", "fusion": "0.0.9"})
+            world.add(PROFILE.model_copy(update={"versions": older}))
+            await eventually(world.complete, within_s=ELECTION_S)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(4)
+def test_every_listing_says_how_a_peer_is_reached() -> None:
+    async def scenario() -> None:
+        async with World(13) as world:
+            world.add()
+            world.add(PROFILE.model_copy(update={"reachability": "relayed"}))
+            await eventually(world.complete, within_s=ELECTION_S)
+            ways = {peer.reachability for peer in world.leader.snapshot().peers}
+            assert ways == {"direct", "relayed"}
+
+    in_virtual_time(scenario())
