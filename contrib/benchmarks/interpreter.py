@@ -1,7 +1,8 @@
 """What interpreting a graph costs against running the module itself: the same GPT-2 shape, one thread, interleaved pairs.
 
-Eager is the original module under autograd; the other side is a slice executor that holds the whole graph as one slice. Both do a
-forward and a backward pass of the same micro-batch, starting from the same weights.
+Eager is the original module under autograd; the other side is a slice executor that holds the whole graph as one slice. Both
+do a forward and a backward pass of the same micro-batch, starting from the same weights. Seconds are the process's CPU time:
+with one thread and no waiting that is the time it takes on a quiet machine, and other processes disturb it less.
 
     python contrib/benchmarks/interpreter.py
 """
@@ -91,9 +92,9 @@ def _compare(eager: Callable[[], float], interpreted: Callable[[], float], pairs
 
 
 def _seconds(side: Callable[[], float]) -> float:
-    begun = time.perf_counter()
+    begun = time.process_time()
     side()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def main() -> None:
