@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from fusion_p2p.owner.enlistment import Enlisted
 
 from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import TrainConfig
@@ -24,6 +23,7 @@ from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.driver import open_job
+from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.owned_run import OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
@@ -40,12 +40,14 @@ class Recorder:
 
     lines: list[str] = field(default_factory=list)
     snapshots: list[RunSnapshot] = field(default_factory=list)
+    shown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
     def show(self, snapshot: RunSnapshot) -> None:
         self.snapshots.append(snapshot)
+        self.shown.set()
 
     @property
     def losses(self) -> list[float]:
@@ -151,11 +153,11 @@ async def owner(
         yield Owner(run, recorder, folder, data)
 
 
-def run_config(path: Path, **settings: object) -> TrainConfig:
+def run_config(path: Path | None, **settings: object) -> TrainConfig:
     """A small run's configuration."""
     defaults: dict[str, object] = {
         "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/none",), "model": "gpt2", "layers": 2, "width": 32, "heads": 2, "context": 16,
-        "dropout": 0.0, "tied": False, "batch_size": 8, "micro_batches": 4, "steps": 6, "optimiser": "sgd", "learning_rate": 0.02,
-        "momentum": 0.9, "validate_every": 0, "checkpoint_every": 100, "run": path, "seed": 3,
+        "dropout": 0.0, "tied": False, "batch_size": 8, "micro_batches": 4, "steps": 6, "optimiser": "sgd",
+        "learning_rate": 0.02, "momentum": 0.9, "validate_every": 0, "checkpoint_every": 100, "run": path, "seed": 3,
     }  # fmt: skip
     return TrainConfig(**(defaults | settings))

@@ -114,6 +114,13 @@ class SimulatedNetwork:
         self._groups = {}
         self._pump()
 
+    def reset_streams(self) -> int:
+        """Break every open stream, as a relay does at its limit; peers and connections stay. How many ends there were."""
+        streams = list(self._streams)
+        for stream in streams:
+            stream.break_now()
+        return len(streams)
+
     def freeze(self, peer: PeerId) -> None:
         """The peer neither sends nor reads, but its connections stay."""
         self._frozen.add(peer)
@@ -308,7 +315,7 @@ class SimulatedTransport:
         reasons = {}
         for target in targets:
             if (found := self._network.at(target.dial)) not in (target.peer, None):
-                reasons[target.text] = f"another peer answers there: {found}"
+                reasons[target.text] = f"other peer id: {found} answers there"
                 continue
             try:
                 async with asyncio.timeout(timeout_s):
