@@ -59,10 +59,10 @@ test: $(STAMP) ## every test (under 20 minutes on 2 cores)
 	$(BIN)/pytest -m process tests
 
 demo: $(STAMP) ## one bootstrap, three peers and an owner train a small GPT-2 on this machine
-	$(BIN)/python contrib/demo/demo.py
+	$(BIN)/python -m contrib.demo.demo
 
 bench-main: $(STAMP) ## parity, efficiency, transport, hostile input, exits: the table of README.md (ONLY=section for one)
-	$(BIN)/python contrib/benchmarks/main_job.py $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m contrib.benchmarks.main_job $(if $(ONLY),--only $(ONLY))
 
 clean: ## remove the environment and everything that a target wrote
 	rm -rf $(VENV) .demo bench-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -25,9 +25,14 @@ class ProgramFailed(Exception):
 
 
 class Program:
-    """One running process and the lines it has written so far (stdout and stderr together)."""
+    """One running process and the lines it has written so far (stdout and stderr together).
 
-    def __init__(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    attached: it writes to our own terminal instead, and no lines are kept.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None, attached: bool = False
+    ) -> None:
         self.name = name
         self.lines: list[str] = []
         self._news = threading.Condition()
@@ -35,8 +40,8 @@ class Program:
         self.process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=None if attached else subprocess.PIPE,
+            stderr=None if attached else subprocess.STDOUT,
             env={**os.environ, **ENVIRONMENT, **(environment or {})},
             start_new_session=True,
             text=True,
@@ -46,13 +51,10 @@ class Program:
         self._reader.start()
 
     def _read(self) -> None:
-        if self.process.stdout is None:
-            raise AssertionError("started with a pipe")
-        with self.process.stdout as output:
-            for line in output:
-                with self._news:
-                    self.lines.append(line.rstrip("\n"))
-                    self._news.notify_all()
+        for line in self.process.stdout or ():
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -100,6 +102,9 @@ class Program:
             code = self.process.wait()
         for pid in processes_of([self.session]):
             _kill(pid)
+        if self.process.stdout is not None:
+            self._reader.join(5.0)
+            self.process.stdout.close()
         return code
 
     def __enter__(self) -> Program:
@@ -109,14 +114,10 @@ class Program:
         self.end()
 
 
-def fusion_peer(
-    name: str, *arguments: str, environment: Mapping[str, str] | None = None, taskset: Iterable[int] | None = None
-) -> Program:
-    """Start `fusion-peer ARGUMENTS` with this interpreter; on the given CPUs only, when asked (Linux)."""
+def fusion_peer(name: str, *arguments: str, environment: Mapping[str, str] | None = None, attached: bool = False) -> Program:
+    """Start `fusion-peer ARGUMENTS` with this interpreter."""
     command = [sys.executable, "-m", "fusion_p2p.cli.main", *arguments]
-    if taskset is not None:
-        command = ["taskset", "--cpu-list", ",".join(map(str, taskset)), *command]
-    return Program(name, command, environment=environment)
+    return Program(name, command, environment=environment, attached=attached)
 
 
 def start_bootstrap(state: Path, *arguments: str) -> tuple[Program, str]:

@@ -83,10 +83,10 @@ def optimiser_of(module: nn.Module, config: TrainConfig) -> torch.optim.Optimize
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up to the highest rate, then constant, or down to zero at the last step as a line or half a cosine."""
+    """Linear warm-up to the highest rate, then constant, or a line or half a cosine that reaches zero after the last step."""
     if step <= config.warmup:
         return config.learning_rate * step / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    progress = (step - config.warmup - 1) / max(1, config.steps - config.warmup)
     if config.schedule == "linear":
         return config.learning_rate * (1 - progress)
     if config.schedule == "cosine":

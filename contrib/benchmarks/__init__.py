@@ -1,0 +1,1 @@
+"""Measurements of the real product; each prints the baseline of the same run beside its result."""

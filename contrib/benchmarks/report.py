@@ -1,0 +1,64 @@
+"""Figures of a target: printed as a table with what must hold, and kept as `bench-results/TARGET.json`."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).resolve().parents[2] / "bench-results"
+MUST: dict[str, tuple[str, float]] = {
+    "seconds_train": ("<", 360),
+    "processes_left": ("<=", 0),
+    "parity_sgd": ("<=", 1e-6),
+    "parity_adam_clip": ("<=", 1e-6),
+    "parity_tied": ("<=", 1e-6),
+    "parity_resnet": ("<=", 1e-5),
+    "parity_dropout": ("<=", 0),
+    "efficiency_8": (">=", 0.75),
+    "efficiency_32": (">=", 0.82),
+    "interpreter_overhead": ("<=", 0.05),
+    "frame_rate_ratio": (">=", 0.80),
+    "fuzz_inputs": (">=", 40_000),
+    "fuzz_unexpected": ("<=", 0),
+    "exit_seconds_max": ("<=", 5.0),
+    "help_seconds": ("<", 0.5),
+}
+"""What the figures of all targets are held to; a figure that is not listed only informs."""
+_COMPARE = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
+
+
+def holds(name: str, value: float, must: Mapping[str, tuple[str, float]] = MUST) -> bool | None:
+    """Whether a figure is good enough; None when nothing is asked of it."""
+    if name not in must:
+        return None
+    sign, limit = must[name]
+    return bool(_COMPARE[sign](value, limit))
+
+
+def write_figures(target: str, figures: Mapping[str, float], folder: Path = RESULTS) -> Path:
+    """Keep the figures; those of other sections of the target that were measured earlier stay."""
+    path = folder / f"{target}.json"
+    earlier = json.loads(path.read_text())["figures"] if path.exists() else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"figures": earlier | dict(figures)}, indent=2) + "\n")
+    return path
+
+
+def print_figures(title: str, figures: Mapping[str, float], must: Mapping[str, tuple[str, float]] = MUST) -> bool:
+    """Show the figures as a table; whether all that must hold do."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("figure", "value", "must be", ""):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    verdicts = []
+    for name, value in figures.items():
+        verdict = holds(name, value, must)
+        wanted = " ".join(map(str, must[name])) if name in must else ""
+        table.add_row(name, f"{value:.6g}", wanted, {True: "ok", False: "NOT MET", None: ""}[verdict])
+        verdicts.append(verdict is not False)
+    Console(width=100, highlight=False).print(table)
+    return all(verdicts)

@@ -1,0 +1,1 @@
+"""The whole thing on one machine."""

@@ -1,0 +1,1 @@
+"""Models and data of your own, as `--model` and `--data` take them."""
