@@ -38,21 +38,12 @@ from fusion_p2p.wire.job_messages import (
     Stop,
 )
 from fusion_p2p.wire.messages import Message
+from fusion_p2p.wire.swarm_messages import Holding
 
 log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 SEND_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobHolding:
-    """What this peer executes now; `step` is the last one that all its slices have applied."""
-
-    job: JobId
-    owner: PeerId
-    slices: tuple[int, ...]
-    step: int
 
 
 @dataclass(slots=True)
@@ -75,25 +66,33 @@ class JobService:
         self._tenure = Tenure()
         self._asked: dict[Claim, Prepare] = {}
         self._engaged: _Engagement | None = None
+        self._done_before = 0
         self._streams: dict[PeerId, MessageStream] = {}
         self._unsettled: dict[str, Message] = {}
         self._outgoing: asyncio.Queue[tuple[PeerId, Message]] = asyncio.Queue()
         self._group: asyncio.TaskGroup | None = None
 
-    @property
-    def holding(self) -> JobHolding | None:
-        """What this peer executes; None when it is free."""
+    def holding(self) -> Holding | None:
+        """The job and slices that this peer is engaged for; None when it is free."""
         engaged = self._engaged
         if engaged is None:
             return None
-        slices = tuple(engaged.built.tasks) if engaged.built is not None else ()
-        step = engaged.work.step if engaged.work is not None else engaged.prepare.state_step
-        return JobHolding(engaged.claim.job, engaged.claim.owner, slices, step)
+        return Holding(job=engaged.claim.job, slices=tuple(engaged.built.tasks) if engaged.built is not None else ())
 
-    @property
     def progress(self) -> int:
-        """Tasks done for the job that is held."""
-        return self._engaged.work.progress if self._engaged is not None and self._engaged.work is not None else 0
+        """Tasks done since the start of the process."""
+        return self._done_before + (self._engaged.work.progress if self._engaged and self._engaged.work else 0)
+
+    def describe(self) -> str:
+        """What this peer does, in one line for its volunteer."""
+        engaged = self._engaged
+        if engaged is None:
+            return "standby: no slice is assigned to this peer"
+        job = f"job {engaged.claim.job[:8]} of owner {engaged.claim.owner}"
+        if engaged.built is None:
+            return f"preparing for {job}"
+        slices = ", ".join(map(str, engaged.built.tasks))
+        return f"training: slice {slices} of {len(engaged.built.plan.slices)}, {job}"
 
     async def run(self) -> None:
         """Serve owners until cancelled."""
@@ -108,7 +107,7 @@ class JobService:
             await asyncio.sleep(PULSE_S)
             self._step(tenures.Tick())
             if self._engaged is not None:
-                self._say(self._engaged.claim.owner, Pulse(progress=self.progress))
+                self._say(self._engaged.claim.owner, Pulse(progress=self.progress()))
 
     async def _speak(self) -> None:
         while True:
@@ -217,6 +216,7 @@ class JobService:
         self._unsettled.clear()
         if engaged is None:
             return
+        self._done_before += engaged.work.progress if engaged.work is not None else 0
         if engaged.task is not None:
             engaged.task.cancel()
         if engaged.built is not None:
