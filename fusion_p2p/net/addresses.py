@@ -6,6 +6,7 @@ A wrong address is refused before any network is touched, and the sentence point
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from multiaddr import Multiaddr
 from fusion_p2p.errors import AddressError
 from fusion_p2p.ids import PeerId
 
+logging.getLogger("multiaddr").setLevel(logging.INFO)  # it reports every byte it parses
 PEER_FORM = "/ip4/HOST/tcp/PORT/p2p/PEER_ID"
 LISTEN_FORM = "/ip4/HOST/tcp/PORT"
 CIRCUIT = "/p2p-circuit"

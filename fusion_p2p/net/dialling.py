@@ -31,7 +31,7 @@ _MEANINGS: Sequence[tuple[str, str]] = (
 def reason_of(report: str) -> str:
     """One reason in our words."""
     if match := _OTHER_ID.search(report):
-        return f"another peer answers there: {match['id']} (its key has changed, or the address is old)"
+        return f"other peer id: {match['id']} answers there (its key has changed, or the address is old)"
     for fragment, meaning in _MEANINGS:
         if fragment in report:
             return meaning

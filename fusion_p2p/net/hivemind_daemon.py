@@ -99,6 +99,11 @@ class Daemon:
     def alive(self) -> bool:
         return self._process.returncode is None
 
+    def terminate(self) -> None:
+        """Ask the process to end; `wait` tells when it has."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
     async def wait(self) -> str:
         """Until the process ends; the last thing it said."""
         await self._process.wait()
@@ -113,10 +118,12 @@ class Daemon:
 
 
 def daemon_binary() -> Path:
-    """Where hivemind keeps p2pd. ConfigError when its wheel has none for this platform."""
+    """Where hivemind keeps p2pd. ConfigError when its wheel has none for this platform, or it may not be run."""
     path = Path(str(importlib.resources.files("hivemind.hivemind_cli") / "p2pd"))
     if not path.is_file():
         raise ConfigError(f"hivemind has no p2pd for this platform ({os.uname().machine}): none at {path}")
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"the network daemon {path} may not be executed: make it executable, or install hivemind elsewhere")
     return path
 
 

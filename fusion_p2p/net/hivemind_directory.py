@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from hivemind.dht import DHTNode
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
@@ -106,6 +106,8 @@ class HivemindDirectory:
                 stored = await self._running().store(
                     self._key_of(signer), value, self._expires_at, subkey=str(signer), exclude_self=self._transport.is_relayed
                 )
+                # hivemind reports the last node asked, which says no when another node passed the record on to it already.
+                stored = stored or record == (await self._lookup([self._key_of(signer)])).get(signer)
         except TimeoutError:
             stored = False
         if not stored:
@@ -114,12 +116,14 @@ class HivemindDirectory:
             )
 
     async def lookup(self) -> Mapping[PeerId, bytes]:
-        keys = [self._key(index) for index in range(NUM_KEYS)]
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                found = await self._running().get_many(keys, sufficient_expiration_time=float("inf"))
+                return await self._lookup([self._key(index) for index in range(NUM_KEYS)])
         except TimeoutError:
             raise NetworkError(f"the directory did not answer within {OPERATION_TIMEOUT_S:g} s") from None
+
+    async def _lookup(self, keys: Sequence[bytes]) -> dict[PeerId, bytes]:
+        found = await self._running().get_many(keys, sufficient_expiration_time=float("inf"))
         records: dict[PeerId, bytes] = {}
         for key in keys:
             entry = found.get(key)

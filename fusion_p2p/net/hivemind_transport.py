@@ -152,6 +152,10 @@ class HivemindTransport:
             if not self._supervisor.cancelled():
                 self._supervisor.result()
 
+    def renew(self) -> None:
+        """End the daemon so that a fresh one takes its place; counts as a death."""
+        self._daemon.terminate()
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         if protocol in self._handlers:
             raise ValueError(f"{protocol} is already served")
