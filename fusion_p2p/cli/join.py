@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fusion_p2p.cli.addresses import check_addresses
 from fusion_p2p.cli.flags import Given
 from fusion_p2p.cli.identity_file import claimed_identity
@@ -15,7 +17,8 @@ def join(given: Given) -> int:
     config = given.resolve(JoinConfig)
     check_addresses(config, config.bootstrap)
     configure_logging(config.log_level)
+    from fusion_p2p.monitor.join_view import JoinView
     from fusion_p2p.peer.agent import run_join  # imports torch and hivemind
 
     with claimed_identity(config, "join") as claimed:
-        return run(run_join(claimed), stopped_code=0)
+        return run(run_join(claimed, JoinView(partial(print, flush=True))), stopped_code=0)

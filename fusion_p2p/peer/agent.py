@@ -81,12 +81,11 @@ async def _serve(config: JoinConfig, joined: Joined, bench: Bench, measured: Rat
     jobs = JobService(transport, blobs, bench, clock)
     profile = _profile(config, joined.reachability, bench, measured)
     presence = Presence(transport, joined.directory, joined.identity, clock, profile, jobs)
-    coordination = Coordination(transport, presence, blobs, clock)
+    Coordination(transport, presence, blobs, clock)
     await blobs.start()
     async with asyncio.TaskGroup() as group:
         group.create_task(jobs.run())
         group.create_task(presence.run())
-        group.create_task(coordination.run())
         group.create_task(_show(jobs, presence, report))
 
 
