@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,13 +113,32 @@ def _export(module: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram
     wrapper = _LossOnly(module)
     wrapper.training = module.training
     try:
-        # The training IR, as it is: decompositions would tear attention and dropout apart.
-        return torch.export.export(wrapper, (), tensors, strict=False)
+        with _no_custom_gradients(), warnings.catch_warnings():
+            # Modules that keep lists of their own weights; what matters to us is checked afterwards.
+            warnings.filterwarnings("ignore", "The tensor attributes? ", UserWarning)
+            # The training IR, as it is: decompositions would tear attention and dropout apart.
+            return torch.export.export(wrapper, (), tensors, strict=False)
     except GraphError:
         raise
     except FORWARD_ERRORS as error:
         reason = " ".join(str(error).split())[:300]
         raise GraphError(f"the model cannot be captured: {type(error).__name__}: {reason}") from error
+
+
+@contextmanager
+def _no_custom_gradients() -> Iterator[None]:
+    """Refuse `torch.autograd.Function`: torch.export would keep its forward and silently forget its backward."""
+
+    def apply(function: type[torch.autograd.Function], *arguments: Any, **named: Any) -> Any:
+        raise GraphError(f"{function.__name__}, an autograd.Function with its own gradient, cannot be captured")
+
+    patched: Any = torch.autograd.Function
+    original = patched.__dict__["apply"]
+    patched.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        patched.apply = original
 
 
 class _Names:

@@ -163,6 +163,8 @@ class _Lowering:
         name = operator_name(target)
         if name in _DROPPED:
             return
+        if name.startswith("sym_"):
+            raise GraphError(f"{name}{where(node)} cannot be captured: a shape depends on the content of tensors")
         if target._schema.arguments and target._schema.arguments[0].is_write:
             self._write_in_place(node, target, name)
             return

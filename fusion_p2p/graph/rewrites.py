@@ -97,7 +97,8 @@ def _expand(arguments: Arguments, value: Any) -> Rewritten:
 
 
 def _dropout(arguments: Arguments, value: Any) -> Rewritten:
-    return "dropout", _pick(arguments, ("input", "p"))
+    source = arguments["self"] if "self" in arguments else arguments["input"]  # dropout_ names it differently
+    return "dropout", {"input": source, "p": arguments["p"]}
 
 
 def _instance_norm(arguments: Arguments, value: Any) -> Rewritten:
