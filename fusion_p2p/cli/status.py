@@ -15,7 +15,7 @@ def status(given: Given) -> int:
     config = given.resolve(StatusConfig)
     check_addresses(config, config.bootstrap)
     configure_logging(config.log_level)
-    from fusion_p2p.cli.swarm_table import print_status  # imports hivemind
+    from fusion_p2p.cli.swarm_status import print_status  # imports hivemind
 
     with claimed_identity(config, "status") as claimed:
         return run(print_status(claimed), stopped_code=INTERRUPTED)
