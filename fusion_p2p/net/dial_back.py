@@ -12,14 +12,12 @@ import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fusion_p2p.errors import AddressError, NetworkError, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.addresses import CIRCUIT, Reach, is_relayed, parse_peer_address, reach
 from fusion_p2p.net.hello import ask_who
-from fusion_p2p.net.hivemind_daemon import DaemonSettings
+from fusion_p2p.net.hivemind_daemon import DaemonSettings, socket_folder
 from fusion_p2p.net.hivemind_transport import HivemindTransport, hivemind_transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.wire.hello_messages import DialBack
@@ -80,8 +78,8 @@ class Dialler:
 @asynccontextmanager
 async def open_dialler(relays: Callable[[], Sequence[str]]) -> AsyncIterator[Dialler]:
     """A dialler on a daemon of its own, with a key of its own; it listens nowhere."""
-    with TemporaryDirectory(prefix="fusion-dialler-") as folder:
-        identity_path = Path(folder) / "key"
+    with socket_folder() as folder:
+        identity_path = folder / "key"
         Identity.load_or_create(identity_path)
         async with hivemind_transport(DaemonSettings(identity_path=identity_path, listen=(), find_peers=False)) as transport:
             yield Dialler(transport, relays)

@@ -16,7 +16,7 @@ from pathlib import Path
 from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import BootstrapConfig
 from fusion_p2p.errors import NetworkError, SwarmUnreachable
-from fusion_p2p.net.addresses import parse_listen_address, parse_peer_address, reach_warning
+from fusion_p2p.net.addresses import Reach, parse_listen_address, parse_peer_address, reach, reach_warning
 from fusion_p2p.net.bootstrapping import reach_first
 from fusion_p2p.net.dial_back import open_dialler
 from fusion_p2p.net.hello import HelloHost, new_process
@@ -109,13 +109,22 @@ def bootstrap_settings(config: BootstrapConfig) -> BootstrapSettings:
 
 def _relay_settings(config: BootstrapConfig, identity_path: Path) -> RelayChildSettings:
     return RelayChildSettings(
-        listen=parse_listen_address(config.relay_listen),
+        listen=_relay_listen(config),
         identity_path=identity_path.with_name(f"{identity_path.stem}-relay.key"),
         reservations=config.relay_reservations,
         circuits=config.relay_circuits,
         duration_s=int(config.relay_duration_s),
         num_bytes=config.relay_mebibytes * MEBIBYTE,
     )
+
+
+def _relay_listen(config: BootstrapConfig) -> str:
+    """Where the relay listens: a node that is for this machine only has a relay that is, too."""
+    listen = parse_listen_address(config.relay_listen)
+    own = [parse_listen_address(address) for address in config.listen]
+    if any(reach(address) is not Reach.LOOPBACK for address in own):
+        return listen
+    return "/".join([*own[0].split("/")[:3], *listen.split("/")[3:]])
 
 
 @contextlib.asynccontextmanager
