@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,41 +15,42 @@ from tests.training.builtin import example
 from tests.training.local_run import SGD, LocalRun
 
 
-class Saved:
-    """Bytes of all storages that autograd keeps and slices hold, as hooks see them."""
-
-    def __init__(self, ignored: set[int]) -> None:
-        self.storages: dict[int, int] = {}
-        self._ignored = ignored
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._ignored:
-            self.storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+def storages_of(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by address of the memory."""
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "resnet"])
 @pytest.mark.parametrize("num_slices", [1, 3])
-def test_predicted_bytes_cover_what_is_saved(family: str, num_slices: int):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_predicted_bytes_cover_what_is_held(family: str, num_slices: int, recompute: bool):
+    """Two micro-batches in flight: state and gradients, what autograd keeps, and what crosses, each memory counted once."""
     model = example(family)
     count = len(model.graph.nodes)
     slice_of = [min(num_slices - 1, index * num_slices // count) for index in range(count)]
-    run = LocalRun(model.graph, slice_of, {}, settings=SGD, micro_batches=2)
+    run = LocalRun(model.graph, slice_of, {}, settings=SGD, micro_batches=2, recompute=recompute)
     saved_bytes = [node.saved_bytes for node in workload(model.graph)]
-    held: list[Saved] = []
-    values: dict[int, Tensor] = dict(enumerate(model.batches(1)[0][name] for name in model.graph.inputs))
-    for index, executor in enumerate(run.slices):
-        saved = Saved({tensor.data_ptr() for tensor in executor.state.parameters.values()})
-        part = run.cut.slices[index]
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-            values |= executor.forward(1, 0, {value: values[value] for value in (*part.inputs, *part.receives)})
-        held.append(saved)
+    held: list[dict[int, int]] = [storages_of(executor.state.named_tensors().values()) for executor in run.slices]
+    for micro_batch, batch in enumerate(model.batches(2)):
+        values: dict[int, Tensor] = dict(enumerate(batch[name] for name in model.graph.inputs))
+        for index, executor in enumerate(run.slices):
+            kept: list[Tensor] = []
+            part = run.cut.slices[index]
+            arrived = {value: values[value].clone() for value in (*part.inputs, *part.receives)}
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor, kept=kept: kept.append(tensor) or tensor, same):
+                sent = executor.forward(1, micro_batch, arrived)
+            taped = not recompute or micro_batch == 1  # as while the last one is computed again
+            held[index] |= storages_of([*arrived.values(), *([*kept, *sent.values()] if taped else [])])
+            values |= sent
     for index, part in enumerate(run.cut.slices):
-        state = sum(tensor.nbytes for tensor in run.slices[index].state.named_tensors().values())
-        really = state + sum(held[index].storages.values())
-        predicted = slice_bytes(model.graph, part, saved_bytes, Holding(in_flight=1, credits=1, moments=0))
+        gradients = sum(model.graph.types[value].num_bytes for value in part.parameters if model.graph.types[value].grad)
+        really = sum(held[index].values()) + gradients
+        predicted = slice_bytes(model.graph, part, saved_bytes, Holding(2, credits=1, moments=0, recompute=recompute))
         assert really <= predicted <= 3 * really, (index, really, predicted)
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class Kept:

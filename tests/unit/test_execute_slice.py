@@ -305,3 +305,22 @@ def test_non_finite_gradients_are_reported_by_squares_and_can_be_skipped():
     executor.forward(2, 0, {0: random(4, 3)})
     executor.backward(2, 0, {})
     assert all(torch.isfinite(torch.tensor(executor.squares([1, 2]))))
+
+
+def test_update_that_breaks_off_leaves_a_state_that_nobody_may_use():
+    builder, graph = chain()
+    (executor,) = executors(graph, [0] * 5, builder.weights)
+    executor.forward(1, 0, {0: random(4, 3)})
+    executor.backward(1, 0, {})
+    with pytest.raises(SliceFailed, match="slice 0 failed half-way through update 1"):
+        executor.update(1, 10**400, 0.1)  # no float: the first gradient cannot be multiplied by it
+    executor.abort_step()
+    for use in (
+        lambda: executor.forward(1, 0, {0: random(4, 3)}),
+        lambda: executor.forward(0, 0, {0: random(4, 3)}),
+        lambda: executor.evaluate(1, 0, {0: random(4, 3)}),
+        lambda: executor.skip(1),
+        executor.state.snapshot,
+    ):
+        with pytest.raises(SliceFailed):
+            use()
