@@ -15,10 +15,10 @@ from typing import Any
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.peer.acquaintances import Acquaintances
 from fusion_p2p.peer.presence_messages import Present, reply_arrived, to_token
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
 from fusion_p2p.peer.swarm_view import SwarmView, WorkView
@@ -71,6 +71,7 @@ class Presence:
         self._view = SwarmView(identity, clock, profile, work, settings, self._others)
         self._followed = asyncio.Event()
         self._looked_up = asyncio.Event()
+        self._elected_at = 0.0
         self._service = SwarmService(self._view, self._others, self._step, settings)
 
     @property
@@ -85,6 +86,11 @@ class Presence:
     @property
     def coordinating(self) -> bool:
         return self._view.coordinating
+
+    @property
+    def coordinating_since(self) -> float:
+        """On our clock; meaningful only while we coordinate."""
+        return self._elected_at
 
     @property
     def refused(self) -> dict[PeerId, str]:
@@ -203,6 +209,7 @@ class Presence:
                 for voter in voters:
                     self._spawn(self._ask_vote(voter, term))
             case election.Elected():
+                self._elected_at = self._clock.now()
                 for peer in self._everybody():
                     self._spawn(self._beat(peer))
             case election.Followed():

@@ -37,6 +37,8 @@ class Present:
     heard_ago_s: float
     joined_at: float
     """On our clock: since when we know it in this incarnation."""
+    reported: bool
+    """It told us itself a moment ago what it holds; hearsay does not say that."""
 
 
 def to_token(coordinator: Coordinator | None) -> Token | None:

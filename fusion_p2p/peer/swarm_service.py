@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Stream
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.peer.acquaintances import Acquaintances
 from fusion_p2p.peer.presence_messages import beat_arrived, from_token
 from fusion_p2p.peer.swarm_view import SwarmView
 from fusion_p2p.swarm import election, node

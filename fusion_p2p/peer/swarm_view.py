@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.identity import Identity, seal
 from fusion_p2p.net.records import RECORD_DOMAIN
-from fusion_p2p.peer.acquaintances import Acquaintances
 from fusion_p2p.peer.presence_messages import Present, from_token, list_members, status_reply
 from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement
 from fusion_p2p.swarm.election import Token
@@ -43,7 +44,9 @@ class SwarmView:
         self._others = others
         self._node = begin(identity.peer_id, int(clock.wall() * 1000), clock.now(), settings)
         self._ordered: PeerState = "standby"
+        self._addresses: tuple[str, ...] = ()
         self._last_beats: dict[PeerId, Beat] = {}
+        self._beaten_at: dict[PeerId, float] = {}
         self._joined_at: dict[PeerId, float] = {}
         self._beats_made = 0
         self._record = b""
@@ -98,7 +101,7 @@ class SwarmView:
             if known.pop(peer, None) != member.incarnation:
                 self._joined_at[peer] = self._clock.now()
         for gone in known:
-            for memory in (self._last_beats, self._joined_at, self._acknowledged):
+            for memory in (self._last_beats, self._beaten_at, self._joined_at, self._acknowledged):
                 memory.pop(gone, None)
         return actions
 
@@ -113,7 +116,8 @@ class SwarmView:
         """A new sealed announcement, also carried by beats until it is acknowledged."""
         wall_s = self._clock.wall()
         self._record_number = max(self._record_number + 1, int(wall_s * 1000))
-        announcement = announce(self._profile, tuple(addresses), self.state, self._node.incarnation, wall_s)
+        self._addresses = tuple(addresses)
+        announcement = announce(self._profile, self._addresses, self.state, self._node.incarnation, wall_s)
         payload = encode_announcement(announcement, self._record_number)
         self._record = seal(self._identity, payload, domain=RECORD_DOMAIN)
         return self._record
@@ -141,6 +145,7 @@ class SwarmView:
         """Remember what a member said of itself."""
         if peer in self._node.membership.members:
             self._last_beats[peer] = beat
+            self._beaten_at[peer] = self._clock.now()
 
     def make_reply(self, peer: PeerId, beat: Beat) -> BeatReply:
         """The answer to a beat, after it was stepped."""
@@ -169,9 +174,16 @@ class SwarmView:
         return status_reply(self.me, self._profile.network, self.coordinator, self.members(), jobs)
 
     def _myself(self) -> Present:
-        started_at = self._node.election.started_at
-        announcement = announce(self._profile, (), self.state, self._node.incarnation, self._clock.wall())
-        return Present(self.me, announcement, self.state, self._work.holding(), self._work.progress(), 0.0, started_at)
+        return Present(
+            peer=self.me,
+            announcement=announce(self._profile, self._addresses, self.state, self._node.incarnation, self._clock.wall()),
+            state=self.state,
+            holding=self._work.holding(),
+            progress=self._work.progress(),
+            heard_ago_s=0.0,
+            joined_at=self._node.election.started_at,
+            reported=True,
+        )
 
     def _present(self, peer: PeerId) -> Present:
         member, beat, now = self._node.membership.members[peer], self._last_beats.get(peer), self._clock.now()
@@ -183,6 +195,7 @@ class SwarmView:
             progress=beat.progress if beat else 0,
             heard_ago_s=now - member.heard_at,
             joined_at=self._joined_at.get(peer, now),
+            reported=now - self._beaten_at.get(peer, -math.inf) <= self._settings.suspect_after_s,
         )
 
 

@@ -8,13 +8,16 @@ lives is never taken from them.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgpack
 from pydantic import Field, ValidationError
 
+from fusion_p2p import __version__
 from fusion_p2p.errors import WireError
+from fusion_p2p.wire.frames import CODECS
 from fusion_p2p.wire.job_messages import Finite
 from fusion_p2p.wire.messages import Count, Name, Record, describe, unpack
 from fusion_p2p.wire.swarm_messages import MAX_RECORD_BYTES, PeerState, Reachability
@@ -26,9 +29,10 @@ SEAL_BYTES = 96
 """What sealing adds: public key and signature (`net.identity`)."""
 MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - SEAL_BYTES
 MAX_ADDRESSES = 6
+MAX_VERSION = 32
 
 Address = Annotated[str, Field(max_length=256)]
-Version = Annotated[str, Field(max_length=32)]
+Version = Annotated[str, Field(max_length=MAX_VERSION)]
 _Rate = Annotated[Finite, Field(ge=0)]
 _UnixTime = Annotated[Finite, Field(ge=0, le=1e12)]
 
@@ -41,6 +45,17 @@ class Versions(Record):
     torch: Version
     python: Version
     codecs: Annotated[tuple[Version, ...], Field(max_length=16)]
+
+
+def own_versions(torch_version: str) -> Versions:
+    """What this installation runs."""
+    return Versions(
+        protocol=PROTOCOL_VERSION,
+        fusion=__version__[:MAX_VERSION],
+        torch=torch_version[:MAX_VERSION],
+        python=platform.python_version()[:MAX_VERSION],
+        codecs=CODECS,
+    )
 
 
 class MeasuredRates(Record):

@@ -33,6 +33,12 @@ class SwarmSettings:
     """Between two announcements in the directory when nothing changed."""
     announcement_life_s: float = 600.0
     """Announcements expire after this long: 3 are missed before a living peer disappears."""
+    settle_s: float = 5.0
+    """A job that takes all free peers is planned when nobody new came for this long."""
+    reserve_s: float = 30.0
+    """Peers of a proposed plan are kept for its job this long, until their beats say that they hold it: the owner's lease."""
+    waiting_s: float = 5.0
+    """An owner that waits hears from the coordinator at least this often."""
     first_lookup_s: float = 1.0
     """Between two directory look-ups while the peer knows nobody; it grows twofold up to `lookup_s`."""
     lookup_s: float = 20.0

@@ -11,7 +11,10 @@ from typing import Any
 import async_solipsism
 
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
+from fusion_p2p.peer.coordination import Coordination
+from fusion_p2p.peer.planning import Computed
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.swarm.announcement import PROTOCOL_VERSION, MeasuredRates, Profile, Versions
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
@@ -41,6 +44,16 @@ class LoopClock:
 
     def wall(self) -> float:
         return 1.7e9 + asyncio.get_running_loop().time()
+
+
+async def at_once(compute: Callable[[], Computed]) -> Computed:
+    """Virtual time has no worker threads."""
+    return compute()
+
+
+async def _live(presence: Presence, blobs: BlobServer) -> None:
+    await blobs.start()
+    await presence.run()
 
 
 class Work:
@@ -84,7 +97,9 @@ class World:
         work = Work()
         presence = Presence(node.transport, node.directory, node.identity, LoopClock(), profile, work, self.settings)
         self.presences[node.peer_id], self.work[node.peer_id], self.nodes[node.peer_id] = presence, work, node
-        self._tasks[node.peer_id] = asyncio.get_running_loop().create_task(presence.run())
+        blobs = BlobServer(node.transport)
+        Coordination(node.transport, presence, blobs, LoopClock(), self.settings, in_thread=at_once)
+        self._tasks[node.peer_id] = asyncio.get_running_loop().create_task(_live(presence, blobs))
         return presence
 
     async def stop(self, peer: PeerId) -> None:

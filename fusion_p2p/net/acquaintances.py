@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import AddressError, NetworkError, PeerUnreachable, WireError
+from fusion_p2p.errors import AddressError, DeadlinePassed, NetworkError, PeerUnreachable, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.identity import unseal
-from fusion_p2p.net.messaging import request
+from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.net.records import RECORD_DOMAIN
 from fusion_p2p.swarm.announcement import PROTOCOL_VERSION, Announcement, decode_announcement
 from fusion_p2p.wire.messages import Message
@@ -22,9 +23,9 @@ MAX_KNOWN = 4096
 
 
 class Acquaintances:
-    """Announcements by peer, newest sequence number only, of our network and protocol version only."""
+    """Announcements by peer, newest sequence number only, of one network (None: of any) and our protocol version only."""
 
-    def __init__(self, transport: Transport, network: str, clock: Clock) -> None:
+    def __init__(self, transport: Transport, network: str | None, clock: Clock) -> None:
         self._transport = transport
         self._network = network
         self._clock = clock
@@ -76,19 +77,41 @@ class Acquaintances:
     async def ask(self, peer: PeerId, message: Message, *, timeout_s: float) -> Message:
         """One question, one answer on the swarm protocol. NetworkError or WireError."""
         try:
-            answer = await ask(self._transport, peer, self._addresses(peer), message, timeout_s=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                messages = await self.open(peer, timeout_s=timeout_s)
+                try:
+                    await messages.send(message)
+                    answer = await messages.receive()
+                finally:
+                    await messages.close()
+        except TimeoutError:
+            self._failed_at[peer] = self._clock.now()
+            raise DeadlinePassed(f"{peer} did not answer {message.kind} within {timeout_s:g} s") from None
         except NetworkError:
             self._failed_at[peer] = self._clock.now()
             raise
         self._failed_at.pop(peer, None)
         return answer
 
-    def _addresses(self, peer: PeerId) -> Sequence[str]:
-        announcement = self.announcement(peer)
-        return announcement.addresses if announcement else ()
+    async def open(self, peer: PeerId, *, timeout_s: float, hints: Sequence[str] = ()) -> MessageStream:
+        """A stream of the swarm protocol over whatever connection there is; without one, dial what the peer announces, or
+        else the hints. NetworkError when that fails.
+        """
+        try:
+            return MessageStream(await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=timeout_s), SWARM_MESSAGES)
+        except PeerUnreachable:
+            announcement = self.announcement(peer)
+            addresses = announcement.addresses if announcement else tuple(hints)
+            if not addresses:
+                raise
+        try:
+            await self._transport.connect(addresses, timeout_s=timeout_s)
+        except AddressError as error:  # announced by a stranger, so it is no fault of our user's configuration
+            raise PeerUnreachable(f"{peer} announces an address that is none: {error}") from None
+        return MessageStream(await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=timeout_s), SWARM_MESSAGES)
 
     def _why_refused(self, announcement: Announcement) -> str | None:
-        if announcement.network != self._network:
+        if self._network is not None and announcement.network != self._network:
             return "it belongs to another network"
         if announcement.versions.protocol != PROTOCOL_VERSION:
             return f"it speaks protocol {announcement.versions.protocol}, we speak {PROTOCOL_VERSION}"
@@ -98,17 +121,3 @@ class Acquaintances:
         if self._refused.get(peer) != reason and len(self._refused) < MAX_KNOWN:
             self._refused[peer] = reason
             logger.warning("peer %s is left out: %s", peer, reason)
-
-
-async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], message: Message, *, timeout_s: float) -> Message:
-    """Ask over whatever connection there is; when there is none, dial the peer first. NetworkError or WireError."""
-    try:
-        return await request(transport, peer, SWARM_PROTOCOL, SWARM_MESSAGES, message, timeout_s=timeout_s)
-    except PeerUnreachable:
-        if not addresses:
-            raise
-    try:
-        await transport.connect(addresses, timeout_s=timeout_s)
-    except AddressError as error:  # from a stranger's announcement, so it is no fault of our user's configuration
-        raise PeerUnreachable(f"{peer} announces an address that is none: {error}") from None
-    return await request(transport, peer, SWARM_PROTOCOL, SWARM_MESSAGES, message, timeout_s=timeout_s)

@@ -1,0 +1,220 @@
+"""The coordinator's service for owners: plans over the free peers and proposes, or says what it waits for.
+
+Every peer has one; it answers only while its peer coordinates. `swarm.coordinator` decides who gets which peers, `planning`
+computes in a worker thread, so that beats go on; this carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import NetworkError, StreamClosed
+from fusion_p2p.ids import JobId, PeerId
+from fusion_p2p.net.base import Transport
+from fusion_p2p.net.blobs import BlobServer
+from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.peer.planning import InThread, NotNow, Planner
+from fusion_p2p.peer.presence import Presence
+from fusion_p2p.peer.presence_messages import Present
+from fusion_p2p.plan.encoding import encode_plan
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.request import NoPlan, PeerCapability
+from fusion_p2p.swarm import coordinator
+from fusion_p2p.swarm.coordinator import Jobs, MakePlan, Refuse, Seat, Wish
+from fusion_p2p.swarm.election import Token
+from fusion_p2p.swarm.settings import WAN, SwarmSettings
+from fusion_p2p.wire.job_messages import Contact, Content
+from fusion_p2p.wire.swarm_messages import JobStatus, Proposal, Register, Waiting
+
+ADDRESSES_PER_CONTACT = 3
+MAX_CONTACT_BYTES = 48 << 10
+"""Contacts share a message of 64 KiB with the rest of the proposal."""
+
+
+class Coordination:
+    """Plans the jobs of owners that register with this peer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        presence: Presence,
+        blobs: BlobServer,
+        clock: Clock,
+        settings: SwarmSettings = WAN,
+        in_thread: InThread = asyncio.to_thread,
+    ) -> None:
+        self._presence = presence
+        self._blobs = blobs
+        self._clock = clock
+        self._settings = settings
+        self._planner = Planner(transport, in_thread)
+        self._jobs = Jobs()
+        self._newest: dict[JobId, MessageStream] = {}
+        """Which stream speaks for a job."""
+        presence.serve_owners(self.serve, self.jobs)
+
+    def jobs(self) -> Iterator[JobStatus]:
+        """The jobs known, in the order of registration."""
+        for job, entry in self._jobs.jobs.items():
+            yield JobStatus(
+                job=job,
+                owner=entry.wish.owner,
+                state="proposed" if entry.phase == "proposed" else "waiting",
+                reason=entry.reason,
+            )
+
+    async def serve(self, messages: MessageStream, register: Register) -> None:
+        """Talk to one owner until it has its proposal or somebody else coordinates."""
+        job = JobId(register.job)
+        refusals = self._step(coordinator.Registered(Wish(job, messages.remote, register.incarnation, register.peers)))
+        talk = _Talk(messages, self._clock, self._settings.waiting_s)
+        for refusal in refusals:
+            if isinstance(refusal, Refuse):
+                await talk.say(refusal.reason)
+                return
+        self._newest[job] = messages
+        try:
+            await self._serve_registered(talk, register)
+        finally:
+            if self._newest.get(job) is messages:
+                del self._newest[job]
+                self._forget_unless_proposed(job)
+
+    async def _serve_registered(self, talk: _Talk, register: Register) -> None:
+        while self._presence.coordinating and self._newest.get(JobId(register.job)) is talk.messages:
+            if await self._look(talk, register):
+                return
+            await asyncio.sleep(self._settings.beat_s / 2)
+        await talk.messages.send(self._presence.not_coordinator())
+
+    async def _look(self, talk: _Talk, register: Register) -> bool:
+        """Look once at who is here; whether a proposal was delivered."""
+        seats = tuple(_seat(present) for present in self._presence.members())
+        look = coordinator.Look(JobId(register.job), seats, self._presence.coordinating_since)
+        for action in self._step(look):
+            if isinstance(action, MakePlan):
+                return await self._plan(talk, register, action)
+            await talk.say(action.reason)
+        return False
+
+    async def _plan(self, talk: _Talk, register: Register, wanted: MakePlan) -> bool:
+        made = await self._plan_while_talking(talk, register, wanted)
+        token = self._presence.coordinator
+        if isinstance(made, Plan) and token is not None and self._presence.coordinating:
+            self._step(coordinator.Planned(wanted.job, frozenset(part.peer for part in made.slices)))
+            await self._propose(talk, register, made, token)
+            return True
+        if not isinstance(made, Plan):
+            self._step(coordinator.NotPlanned(wanted.job, made.reason, lasting=isinstance(made, NoPlan)))
+            await talk.say(made.reason)
+        return False
+
+    async def _plan_while_talking(self, talk: _Talk, register: Register, wanted: MakePlan) -> Plan | NoPlan | NotNow:
+        """Plan, and let the owner hear from us meanwhile."""
+        present = {member.peer: member for member in self._presence.members()}
+        peers = [_capability(present[peer]) for peer in wanted.peers]
+        lost = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                work = self._planner.plan(talk.messages.remote, register, peers, wanted.left_out)
+                planning = group.create_task(work)
+                while not planning.done():
+                    await talk.say(f"planning with {len(peers)} of the peers")
+                    await asyncio.wait({planning}, timeout=self._settings.waiting_s)
+        except* NetworkError:
+            lost = True  # raised below: from here it would come as a group
+        if lost:
+            raise StreamClosed(f"{talk.messages.remote} went away while its job was planned")
+        return planning.result()
+
+    async def _propose(self, talk: _Talk, register: Register, made: Plan, token: Token) -> None:
+        """Serve the plan until the owner has it: it closes the stream then."""
+        encoded = encode_plan(made)
+        digest = self._blobs.offer(encoded)
+        try:
+            await talk.messages.send(
+                Proposal(
+                    job=register.job,
+                    term=token.term,
+                    coordinator=token.peer,
+                    base_epoch=register.base_epoch,
+                    plan=Content(digest=digest, num_bytes=len(encoded)),
+                    contacts=self._contacts(made),
+                )
+            )
+            await talk.until_closed(self._settings.reserve_s)
+        finally:
+            self._blobs.withdraw(digest)
+
+    def _contacts(self, made: Plan) -> tuple[Contact, ...]:
+        """How to reach the peers of a plan; fewer addresses each when they are many."""
+        used = {part.peer for part in made.slices}
+        known = {p.peer: p.announcement.addresses for p in self._presence.members() if p.announcement and p.peer in used}
+        size = sum(len(address) for addresses in known.values() for address in addresses[:ADDRESSES_PER_CONTACT])
+        most = ADDRESSES_PER_CONTACT if size <= MAX_CONTACT_BYTES else 1
+        return tuple(Contact(peer=peer, addresses=addresses[:most]) for peer, addresses in known.items())
+
+    def _step(self, event: coordinator.Event) -> tuple[coordinator.Action, ...]:
+        self._jobs, actions = coordinator.step(self._jobs, event, self._clock.now(), self._settings)
+        return actions
+
+    def _forget_unless_proposed(self, job: JobId) -> None:
+        entry = self._jobs.jobs.get(job)
+        if entry is not None and entry.phase != "proposed":
+            self._step(coordinator.OwnerGone(job))
+
+
+class _Talk:
+    """Says the same thing to an owner only every few seconds, another thing at once."""
+
+    def __init__(self, messages: MessageStream, clock: Clock, again_s: float) -> None:
+        self.messages = messages
+        self._clock = clock
+        self._again_s = again_s
+        self._said = ""
+        self._said_at = 0.0
+
+    async def say(self, reason: str) -> None:
+        """StreamClosed when the owner has gone."""
+        now = self._clock.now()
+        if reason != self._said or now - self._said_at >= self._again_s:
+            self._said, self._said_at = reason, now
+            await self.messages.send(Waiting(reason=reason[:1024]))
+
+    async def until_closed(self, timeout_s: float) -> None:
+        """Until the owner closes, at most so long."""
+        try:
+            await self.messages.receive(timeout_s=timeout_s)
+        except NetworkError:
+            return
+
+
+def _seat(present: Present) -> Seat:
+    return Seat(
+        peer=present.peer,
+        joined_at=present.joined_at,
+        flops_per_s=_capability(present).flops_per_s,
+        holds=JobId(present.holding.job) if present.holding else None,
+        unusable=_why_unusable(present),
+    )
+
+
+def _why_unusable(present: Present) -> str | None:
+    if present.announcement is None:
+        return "has not announced what it can do"
+    if present.state in ("paused", "draining"):
+        return f"is {present.state}"
+    if present.announcement.reachability == "outbound-only":
+        return "cannot be dialled by others"
+    if not present.reported:
+        return "has not reported to the coordinator lately"
+    return None
+
+
+def _capability(present: Present) -> PeerCapability:
+    announced = present.announcement
+    if announced is None:
+        return PeerCapability(present.peer, 0, 0.0)
+    return PeerCapability(PeerId(present.peer), announced.free_bytes, announced.rates.matmul_flops)

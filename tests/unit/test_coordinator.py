@@ -1,0 +1,160 @@
+"""The coordinator's decisions: who waits for what, who gets which peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusion_p2p.ids import JobId, PeerId
+from fusion_p2p.swarm.coordinator import (
+    MAX_JOBS,
+    Action,
+    Event,
+    Jobs,
+    Look,
+    MakePlan,
+    NotPlanned,
+    OwnerGone,
+    Planned,
+    Refuse,
+    Registered,
+    Seat,
+    Wait,
+    Wish,
+    step,
+)
+from fusion_p2p.swarm.settings import WAN
+
+ONE, TWO = JobId("11" * 16), JobId("22" * 16)
+OWNER, OTHER = PeerId("owner"), PeerId("other")
+A, B, C = (PeerId(name) for name in "abc")
+
+
+def seat(peer: PeerId, joined_at: float = 0.0, flops: float = 1.0, **more: object) -> Seat:
+    return replace(Seat(peer, joined_at, flops, None), **more)  # type: ignore[arg-type]
+
+
+def wish(job: JobId = ONE, peers: int | None = None, owner: PeerId = OWNER, incarnation: int = 1) -> Registered:
+    return Registered(Wish(job, owner, incarnation, peers))
+
+
+def play(*events: tuple[float, Event], state: Jobs | None = None) -> tuple[Jobs, list[Action]]:
+    state, actions = state or Jobs(), []
+    for now, event in events:
+        state, more = step(state, event, now, WAN)
+        actions += more
+    return state, actions
+
+
+def look(*seats: Seat, job: JobId = ONE, since: float = 0.0) -> Look:
+    return Look(job, seats, since)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "now", "seats", "since", "expected"),
+    [
+        (None, 9.0, (), 0.0, "nobody can take a slice: 0 peers free, 0 busy or unfit"),
+        (None, 4.9, (seat(A),), 0.0, "1 peer here, until nobody new has come for 5 s"),
+        (None, 5.0, (seat(A),), 0.0, (A,)),
+        (None, 9.0, (seat(A), seat(B, 6.0)), 0.0, "2 peers here, until nobody new has come for 5 s"),
+        (None, 9.0, (seat(A),), 6.0, "1 peer here, until nobody new has come for 5 s"),
+        (None, 11.0, (seat(A), seat(B, 6.0, flops=9.0)), 0.0, (B, A)),
+        (3, 0.0, (seat(A), seat(B)), 0.0, "3 peers wanted: 2 peers free, 0 busy or unfit"),
+        (3, 0.0, (seat(A), seat(B), seat(C, holds=TWO)), 0.0, "3 peers wanted: 2 peers free, 1 busy or unfit"),
+        (3, 0.0, (seat(A), seat(B), seat(C, unusable="is paused")), 0.0, "3 peers wanted: 2 peers free, 1 busy or unfit"),
+        (3, 0.0, (seat(A), seat(B), seat(C, holds=ONE)), 0.0, (A, B, C)),
+        (2, 0.0, (seat(A), seat(B, flops=3.0), seat(C, flops=2.0)), 0.0, (B, C)),
+    ],
+)
+def test_when_a_job_is_planned(
+    wanted: int | None, now: float, seats: tuple[Seat, ...], since: float, expected: str | tuple[PeerId, ...]
+) -> None:
+    _, actions = play((0.0, wish(peers=wanted)), (now, look(*seats, since=since)))
+    (action,) = actions
+    assert (action.reason if isinstance(action, Wait) else action.peers if isinstance(action, MakePlan) else None) == expected
+
+
+@pytest.mark.row(20)
+def test_who_is_left_out_is_told_why() -> None:
+    seats = (seat(A), seat(B, unusable="is paused"), seat(C, holds=TWO), seat(PeerId("d"), flops=0.5))
+    _, actions = play((0.0, wish(peers=1)), (9.0, look(*seats)))
+    (action,) = actions
+    assert isinstance(action, MakePlan)
+    assert dict(action.left_out) == {
+        B: "is paused",
+        C: "works for job 22222222",
+        "d": "the owner asked for 1 peers only",
+    }
+
+
+def test_the_next_job_gets_what_is_free() -> None:
+    seats = (seat(A), seat(B), seat(C))
+    state, _ = play((0.0, wish(peers=2)), (9.0, look(*seats)), (9.0, Planned(ONE, frozenset({A, B}))))
+    state, actions = play((10.0, wish(TWO, owner=OTHER)), (10.0, look(*seats, job=TWO)), state=state)
+    assert isinstance(actions[0], MakePlan)
+    assert actions[0].peers == (C,)
+    assert (A, "is kept for job 11111111") in actions[0].left_out
+
+
+def test_peers_are_kept_for_a_proposed_job_until_they_hold_it_or_the_lease_ends() -> None:
+    busy = (seat(A, holds=ONE), seat(B, holds=ONE))
+    proposed, _ = play((0.0, wish(peers=2)), (0.0, look(seat(A), seat(B))), (0.0, Planned(ONE, frozenset({A, B}))))
+    waiting, actions = play((29.0, wish(TWO, owner=OTHER)), (29.0, look(seat(A), seat(B), job=TWO)), state=proposed)
+    assert isinstance(actions[0], Wait)
+    free, actions = play((31.0, look(seat(A), seat(B), job=TWO)), state=waiting)
+    assert isinstance(actions[0], MakePlan)
+    assert ONE not in free.jobs
+    working, actions = play((31.0, look(*busy, job=TWO)), state=waiting)
+    assert isinstance(actions[0], Wait)
+    assert ONE in working.jobs
+
+
+def test_jobs_are_served_in_order_unless_the_earlier_one_cannot_be() -> None:
+    seats = (seat(A), seat(B))
+    state, _ = play((0.0, wish(peers=5)), (0.0, wish(TWO, owner=OTHER, peers=1)), (9.0, look(*seats)))
+    _, actions = play((9.0, look(*seats, job=TWO)), state=state)
+    assert actions == [Wait(TWO, "job 11111111 registered earlier and is served first")]
+    state, _ = play((0.0, wish(peers=2)), (0.0, wish(TWO, owner=OTHER, peers=1)), (9.0, look(*seats)))
+    state, _ = play((9.0, NotPlanned(ONE, "slice 0 needs 3.1 GiB more", lasting=True)), state=state)
+    _, actions = play((9.0, look(*seats, job=TWO)), state=state)
+    assert isinstance(actions[0], MakePlan)
+    state, _ = play((0.0, wish(peers=2)), (0.0, wish(TWO, owner=OTHER, peers=1)), (1.0, OwnerGone(ONE)))
+    _, actions = play((9.0, look(*seats, job=TWO)), state=state)
+    assert isinstance(actions[0], MakePlan)
+
+
+@pytest.mark.row(18)
+def test_a_plan_that_does_not_fit_is_tried_again_when_somebody_comes() -> None:
+    reason = "slice 0 needs 3.1 GiB more"
+    state, actions = play((0.0, wish()), (9.0, look(seat(A))), (9.0, NotPlanned(ONE, reason, lasting=True)))
+    assert actions[-1] == Wait(ONE, reason)
+    _, actions = play((60.0, look(seat(A))), state=state)
+    assert actions == [Wait(ONE, reason)]
+    _, actions = play((60.0, look(seat(A), seat(B))), state=state)
+    assert isinstance(actions[0], MakePlan)
+
+
+def test_a_passing_failure_is_tried_again_with_the_same_peers() -> None:
+    state, _ = play((0.0, wish()), (9.0, look(seat(A))), (9.0, NotPlanned(ONE, "owner too slow", lasting=False)))
+    _, actions = play((9.5, look(seat(A))), state=state)
+    assert isinstance(actions[0], MakePlan)
+
+
+def test_registering_twice_and_for_others() -> None:
+    state, actions = play((0.0, wish()), (1.0, wish(peers=2)))
+    assert actions == []
+    assert state.jobs[ONE].wish.peers == 2
+    _, actions = play((2.0, wish(owner=OTHER)), state=state)
+    assert actions == [Refuse(ONE, "this job is registered by another owner")]
+    resumed, actions = play((2.0, wish(owner=OTHER, incarnation=2)), state=state)
+    assert actions == []
+    assert resumed.jobs[ONE].wish.owner == OTHER
+
+
+def test_bounds() -> None:
+    many = [(0.0, wish(JobId(f"{i:032x}"))) for i in range(MAX_JOBS + 1)]
+    state, actions = play(*many)
+    assert len(state.jobs) == MAX_JOBS
+    assert isinstance(actions[0], Refuse)
+    assert play((0.0, look(seat(A))))[1] == [Refuse(ONE, "this job is not registered")]
