@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from fusion_p2p.errors import GraphError
+from fusion_p2p.graph.bindings import Bindings
 from fusion_p2p.graph.fake import type_of
 from fusion_p2p.graph.operators import OPS
 from fusion_p2p.graph.rewrites import Arguments, is_contiguous, module_path, operator_name, renames, rewrite, where
@@ -58,7 +59,7 @@ def lower(graph_module: fx.GraphModule, leaves: dict[fx.Node, int], types: list[
     output = lowering.run(graph_module)
     if len(output) != 1 or not isinstance(output[0], fx.Node):
         raise GraphError("the model does not return one loss tensor")
-    loss, updates = lowering.value(output[0]), lowering.updates()
+    loss, updates = lowering.names.value(output[0]), lowering.updates()
     return Lowered(lowering.nodes, lowering.types, updates, loss)
 
 
@@ -66,20 +67,8 @@ class _Lowering:
     def __init__(self, leaves: dict[fx.Node, int], types: list[TensorType]) -> None:
         self.nodes: list[Node] = []
         self.types = list(types)
+        self.names = Bindings(leaves, len(types))
         self._num_leaves = len(types)
-        self._values: dict[fx.Node, int] = dict(leaves)
-        self._items: dict[fx.Node, list[int]] = {}
-        """Values of calls that return several tensors, and the storage of each."""
-        self._item_storage: dict[fx.Node, list[int]] = {}
-        self._leaf_now = {value: value for value in range(len(types))}
-        """What the memory of each input, parameter and buffer holds now."""
-        self._storage: dict[fx.Node, int] = dict(leaves)
-        """Nodes with one number may share memory. Leaves use their value number, others count on from there."""
-        self._next_storage = len(types)
-        self._sealed: set[int] = set()
-        """Storages that must not be written: trainable values as `no_grad` sees them."""
-        self._stale: dict[fx.Node, str] = {}
-        """Views whose memory was written through another view; reading one is refused with this reason."""
 
     def run(self, graph_module: fx.GraphModule) -> Any:
         """Lower all calls; the fx nodes that are returned."""
@@ -90,18 +79,9 @@ class _Lowering:
                 self._call(graph_module, node)
         raise GraphError("the exported program has no output")
 
-    def value(self, node: fx.Node) -> int:
-        """The value that an fx node means now."""
-        if node in self._stale:
-            raise GraphError(self._stale[node])
-        if node not in self._values:
-            raise GraphError(f"{node.name}{where(node)} is not a tensor")
-        return self._values[node]
-
     def updates(self) -> dict[int, int]:
         """What was written into inputs and buffers: no gradient flows back through it."""
-        found = {leaf: value for leaf, value in self._leaf_now.items() if value != leaf}
-        return {leaf: self._detached(value) for leaf, value in found.items()}
+        return {leaf: self._detached(value) for leaf, value in self.names.written_leaves().items()}
 
     def _detached(self, value: int) -> int:
         item = self.types[value]
@@ -114,20 +94,13 @@ class _Lowering:
     def _call(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
         target = node.target
         if target is operator.getitem:
-            self._get_item(node)
+            self.names.bind_item(node, *node.args)
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._region(graph_module, node, str(target))
         elif isinstance(target, torch._ops.OpOverload):
             self._operator(node, target)
         else:
             raise GraphError(f"{operator_name(target)}{where(node)} cannot be captured: sizes have to be fixed numbers")
-
-    def _get_item(self, node: fx.Node) -> None:
-        source, index = node.args
-        if not isinstance(source, fx.Node) or not isinstance(index, int) or source not in self._item_storage:
-            raise GraphError(f"{node.name}{where(node)} takes an item of what is not a list of tensors")
-        self._values[node] = self._items[source][index]
-        self._storage[node] = self._item_storage[source][index]
 
     def _region(self, graph_module: fx.GraphModule, node: fx.Node, name: str) -> None:
         """Inline the body of `torch.no_grad()` or of a disabled autocast."""
@@ -147,17 +120,15 @@ class _Lowering:
             if isinstance(argument, fx.Node):
                 self._enter(placeholder, argument, stops_gradient=stops_gradient)
         results = [item for item in self.run(inner) if isinstance(item, fx.Node)]
-        self._items[node] = [self.value(item) for item in results]
-        self._item_storage[node] = [self._storage[item] for item in results]
+        values, storages = map(self.names.value, results), map(self.names.storage, results)
+        self.names.bind_list(node, list(values), list(storages))
 
     def _enter(self, placeholder: fx.Node, argument: fx.Node, *, stops_gradient: bool) -> None:
-        value = self.value(argument)
-        self._storage[placeholder] = self._storage[argument]
+        value, storage = self.names.value(argument), self.names.storage(argument)
         if stops_gradient and self.types[value].grad:
             value = self._emit("detach", {"self": Ref(value)}, [placeholder.meta["val"]], argument)[0]
-            self._storage[placeholder] = self._new_storage()
-            self._sealed.add(self._storage[placeholder])
-        self._values[placeholder] = value
+            storage = self.names.sealed_storage()
+        self.names.bind(placeholder, value, storage)
 
     def _operator(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
         name = operator_name(target)
@@ -172,9 +143,9 @@ class _Lowering:
         result = node.meta["val"]
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and renames(name, arguments, node):
-            self._values[node] = self.value(source)
             copies = name in ("clone", "lift_fresh_copy") or (name == "contiguous" and not is_contiguous(source))
-            self._storage[node] = self._new_storage() if copies else self._storage[source]
+            storage = self.names.new_storage() if copies else self.names.storage(source)
+            self.names.bind(node, self.names.value(source), storage)
             return
         if name == "batch_norm":
             outputs = self._batch_norm(node, arguments)
@@ -186,12 +157,13 @@ class _Lowering:
             outputs = self._emit(
                 *rewrite(name, arguments, node), result if isinstance(result, (tuple, list)) else [result], node
             )
-        shared = source if any(item.alias_info is not None for item in target._schema.returns) else None
-        storages = [self._storage[shared] if isinstance(shared, fx.Node) else self._new_storage() for _ in outputs]
+        shares = any(item.alias_info is not None for item in target._schema.returns)
+        sources: Any = source if name == "broadcast_tensors" else [source if shares else None] * len(outputs)
+        storages = [self.names.storage(item) if isinstance(item, fx.Node) else self.names.new_storage() for item in sources]
         if isinstance(result, (tuple, list)):
-            self._items[node], self._item_storage[node] = outputs, storages
+            self.names.bind_list(node, outputs, storages)
         else:
-            self._values[node], self._storage[node] = outputs[0], storages[0]
+            self.names.bind(node, outputs[0], storages[0])
 
     def _concatenation(self, node: fx.Node, arguments: Arguments) -> list[int]:
         """torch lets `cat` join an empty tensor of any rank (an empty cache, say); graphs have no empty tensors."""
@@ -213,10 +185,6 @@ class _Lowering:
                 outputs += self._emit("expand", {"self": item, "size": shape, "implicit": False}, [result], node)
         return outputs
 
-    def _new_storage(self) -> int:
-        self._next_storage += 1
-        return self._next_storage
-
     def _write_in_place(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
         """`x.op_()` becomes `new = op(x)`, and every later use of x, under any name, means `new`."""
         written = node.args[0]
@@ -229,11 +197,11 @@ class _Lowering:
             packet, _, overload = name.partition(".")
             pure = packet.removesuffix("_") + (f".{overload}" if overload else "")
             if renames(pure, arguments, node):
-                new = self.value(written)
+                new = self.names.value(written)
             else:
                 new = self._emit(*rewrite(pure, arguments, node), [node.meta["val"]], node)[0]
-        self._rebind(node, written, new, name)
-        self._values[node], self._storage[node] = new, self._storage[written]
+        self._write(node, written, new)
+        self.names.bind(node, new, self.names.storage(written))
 
     def _overwritten(self, node: fx.Node, name: str, arguments: Arguments) -> int:
         """The value of x after `x.copy_()`, `x.fill_()`, `x.zero_()` or `x.detach_()`."""
@@ -255,21 +223,12 @@ class _Lowering:
             source = Ref(self._emit("expand", {"self": source, "size": item.shape, "implicit": False}, [result], node)[0])
         return self._emit("clone", {"self": source}, [result], node)[0]
 
-    def _rebind(self, node: fx.Node, written: fx.Node, new: int, name: str) -> None:
-        """From here on every name for the memory of `written` means the value `new`."""
-        storage, old = self._storage[written], self.value(written)
-        if storage in self._sealed or (old < self._num_leaves and self.types[old].grad):
-            raise GraphError(f"{name}{where(node)} writes in place into what is trained, which cannot be captured")
-        if self._leaf_now.get(storage, old) != old:
-            raise GraphError(f"{name}{where(node)} writes in place into a part of a buffer, which cannot be captured")
-        if storage in self._leaf_now:
-            self._leaf_now[storage] = new
-        reason = f"{name}{where(node)} writes in place into memory that is read through another view, which cannot be captured"
-        for other, shared in self._storage.items():
-            if shared == storage and self._values[other] == old:
-                self._values[other] = new
-            elif shared == storage and new != old:
-                self._stale[other] = reason
+    def _write(self, node: fx.Node, written: fx.Node, new: int) -> None:
+        old = self.names.value(written)
+        call = f"{operator_name(node.target)}{where(node)}"
+        if old < self._num_leaves and self.types[old].grad:
+            raise GraphError(f"{call} writes in place into a trainable parameter, which cannot be captured")
+        self.names.write(written, new, call)
 
     def _batch_norm(self, node: fx.Node, arguments: Arguments) -> list[int]:
         """torch writes the running statistics although its schema does not say so; here they are outputs."""
@@ -287,8 +246,8 @@ class _Lowering:
         outputs = self._emit("batch_norm", {name: arguments[name] for name in (*names, "momentum")}, results, node)
         for statistic in outputs[1:]:
             self.types[statistic] = replace(self.types[statistic], grad=False)
-        self._rebind(node, mean, outputs[1], "batch_norm")
-        self._rebind(node, variance, outputs[2], "batch_norm")
+        self._write(node, mean, outputs[1])
+        self._write(node, variance, outputs[2])
         return outputs[:1]
 
     def _arguments(self, node: fx.Node, target: torch._ops.OpOverload) -> Arguments:
@@ -313,7 +272,7 @@ class _Lowering:
         if isinstance(item, fx.Node):
             if not isinstance(item.meta.get("val"), Tensor):
                 raise GraphError(f"{item.name}{where(item)} is a size that is not fixed, which cannot be captured")
-            return Ref(self.value(item))
+            return Ref(self.names.value(item))
         if isinstance(item, torch.dtype):
             return str(item).removeprefix("torch.")
         if item is None or isinstance(item, (bool, int, float, str)):
