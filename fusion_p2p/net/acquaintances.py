@@ -32,6 +32,7 @@ class Acquaintances:
         self._known: dict[PeerId, tuple[int, Announcement]] = {}
         self._refused: dict[PeerId, str] = {}
         self._failed_at: dict[PeerId, float] = {}
+        self._failures: dict[PeerId, str] = {}
 
     def learn(self, record: bytes) -> PeerId | None:
         """Keep a sealed announcement and say whose it is; None when it is not for us. WireError when it is malformed."""
@@ -44,7 +45,7 @@ class Acquaintances:
         known = self._known.get(signer)
         if (known is None and len(self._known) < MAX_KNOWN) or (known is not None and sequence > known[0]):
             self._known[signer] = (sequence, announcement)
-            self._failed_at.pop(signer, None)
+            self._failed_at.pop(signer, None)  # what it says now may be another way to it
         return signer
 
     def replace_by(self, records: Mapping[PeerId, bytes], keep: frozenset[PeerId]) -> None:
@@ -61,6 +62,11 @@ class Acquaintances:
         known = self._known.get(peer)
         return known[1] if known else None
 
+    def sequence(self, peer: PeerId) -> int:
+        """The number of the newest announcement of a peer; 0 when there is none."""
+        known = self._known.get(peer)
+        return known[0] if known else 0
+
     @property
     def peers(self) -> frozenset[PeerId]:
         return frozenset(self._known)
@@ -74,6 +80,11 @@ class Acquaintances:
         """Peers that did not answer us at `earliest` or later."""
         return frozenset(peer for peer, at in self._failed_at.items() if at >= earliest)
 
+    @property
+    def failures(self) -> Mapping[PeerId, str]:
+        """What came back from the peers that did not answer the last question."""
+        return {peer: self._failures[peer] for peer in self._failed_at}
+
     async def ask(self, peer: PeerId, message: Message, *, timeout_s: float) -> Message:
         """One question, one answer on the swarm protocol. NetworkError or WireError."""
         try:
@@ -85,10 +96,10 @@ class Acquaintances:
                 finally:
                     await messages.close()
         except TimeoutError:
-            self._failed_at[peer] = self._clock.now()
+            self._note_failure(peer, f"no answer within {timeout_s:g} s")
             raise DeadlinePassed(f"{peer} did not answer {message.kind} within {timeout_s:g} s") from None
-        except NetworkError:
-            self._failed_at[peer] = self._clock.now()
+        except NetworkError as error:
+            self._note_failure(peer, str(error))
             raise
         self._failed_at.pop(peer, None)
         return answer
@@ -116,6 +127,10 @@ class Acquaintances:
         if announcement.versions.protocol != PROTOCOL_VERSION:
             return f"it speaks protocol {announcement.versions.protocol}, we speak {PROTOCOL_VERSION}"
         return None
+
+    def _note_failure(self, peer: PeerId, reason: str) -> None:
+        if len(self._failed_at) < MAX_KNOWN:
+            self._failed_at[peer], self._failures[peer] = self._clock.now(), reason
 
     def _note_refusal(self, peer: PeerId, reason: str) -> None:
         if self._refused.get(peer) != reason and len(self._refused) < MAX_KNOWN:

@@ -121,7 +121,7 @@ class Coordination:
                 work = self._planner.plan(talk.messages.remote, register, peers, wanted.left_out)
                 planning = group.create_task(work)
                 while not planning.done():
-                    await talk.say(f"planning with {len(peers)} of the peers")
+                    await talk.say(f"planning over {len(peers)} of the peers here")
                     await asyncio.wait({planning}, timeout=self._settings.waiting_s)
         except* NetworkError:
             lost = True  # raised below: from here it would come as a group

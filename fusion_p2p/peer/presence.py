@@ -45,6 +45,8 @@ from fusion_p2p.wire.swarm_messages import (
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
+ALONE_S = 20.0
+"""After so long without anybody a peer says what it listens on, what it dialled and what came back."""
 FIRST_LOOKUP_PATIENCE_S = 10.0
 """How long a peer whose directory does not answer holds back from an election it may not be needed in."""
 
@@ -72,6 +74,8 @@ class Presence:
         self._followed = asyncio.Event()
         self._looked_up = asyncio.Event()
         self._elected_at = 0.0
+        self._alone_since: float | None = None
+        self._told_alone = False
         self._service = SwarmService(self._view, self._others, self._step, settings)
 
     @property
@@ -155,10 +159,31 @@ class Presence:
                 logger.debug("look-up failed: %s", error)
             else:
                 self._others.replace_by(records, frozenset(self._view.node.membership.members))
+                self._view.continue_after(self._others.sequence(self.me))
                 self._looked_up.set()
             alone = not self._view.node.membership.members
+            self._notice_alone(alone)
             wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, self._settings.lookup_s)
             await asyncio.sleep(wait_s)
+
+    def _notice_alone(self, alone: bool) -> None:
+        if not alone:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = self._clock.now()
+        elif not self._told_alone and self._clock.now() - self._alone_since >= ALONE_S:
+            self._told_alone = True
+            for line in self.why_alone():
+                logger.warning("%s", line)
+
+    def why_alone(self) -> tuple[str, ...]:
+        """What this peer listens on, whom it dialled, and what came back, a line each."""
+        listening = f"nobody else heard yet; listening on {', '.join(self._transport.addresses)}"
+        failures = tuple(f"dialled {peer}: {reason}" for peer, reason in sorted(self._others.failures.items()))
+        refusals = tuple(f"left out {peer}: {reason}" for peer, reason in sorted(self.refused.items()))
+        others = self._others.peers - {self.me}
+        nobody = () if others or refusals else (f"no other peer is announced on network {self._view.profile.network!r}",)
+        return (listening, *failures, *refusals, *nobody)
 
     async def _tick(self) -> None:
         await _either(self._looked_up, FIRST_LOOKUP_PATIENCE_S)
@@ -248,7 +273,7 @@ class Presence:
         reply = await self._ask(peer, beat, self._settings.suspect_after_s)
         if isinstance(reply, BeatReply):
             self._view.acknowledge(peer, number)
-            self._step(reply_arrived(peer, reply, beat.incarnation))
+            self._step(reply_arrived(peer, reply))
 
     async def _ask_vote(self, voter: PeerId, term: int) -> None:
         question = VoteRequest(term=term, incarnation=self._view.node.incarnation)

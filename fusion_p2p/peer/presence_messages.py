@@ -53,11 +53,9 @@ def beat_arrived(peer: PeerId, beat: Beat) -> BeatArrived:
     return BeatArrived(peer, beat.incarnation, beat.sequence, beat.holding is not None, to_token(beat.coordinator))
 
 
-def reply_arrived(peer: PeerId, reply: BeatReply, sent_incarnation: int) -> ReplyArrived:
-    """`sent_incarnation` is the one our beat carried: the one that `evicted` speaks of."""
+def reply_arrived(peer: PeerId, reply: BeatReply) -> ReplyArrived:
     members = tuple(Listed(PeerId(m.peer), m.incarnation, m.holds, m.heard_ago_s) for m in reply.members)
-    evicted = sent_incarnation if reply.evicted else None
-    return ReplyArrived(peer, reply.incarnation, reply.holds, to_token(reply.coordinator), evicted, members)
+    return ReplyArrived(peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members)
 
 
 def list_members(membership: Membership, now: float, without: PeerId, heard_lately_s: float) -> tuple[MemberEntry, ...]:

@@ -122,6 +122,12 @@ class SwarmView:
         self._record = seal(self._identity, payload, domain=RECORD_DOMAIN)
         return self._record
 
+    def continue_after(self, sequence: int) -> None:
+        """An announcement of ours with this number is out, from before a restart with another clock: exceed it."""
+        if sequence > self._record_number:
+            self._record_number = sequence
+            self.changed.set()
+
     def make_beat(self, peer: PeerId) -> tuple[Beat, int]:
         """The next beat to a peer, and the number of the announcement that its answer acknowledges."""
         self._beats_made += 1
@@ -155,7 +161,7 @@ class SwarmView:
             coordinator=from_token(self.coordinator),
             state=self.state,
             holds=self._work.holding() is not None,
-            evicted=self._node.membership.is_gone(peer, beat.incarnation),
+            over=self._node.membership.superseded_by(peer, beat.incarnation),
             members=list_members(self._node.membership, self._clock.now(), peer, lately),
         )
 

@@ -47,6 +47,13 @@ class Membership:
         """Whether this incarnation was evicted or has left."""
         return incarnation <= self.gone.get(peer, -1)
 
+    def superseded_by(self, peer: PeerId, incarnation: int) -> int | None:
+        """The incarnation that a peer has to exceed to be heard; None when this one is heard."""
+        if self.is_gone(peer, incarnation):
+            return self.gone[peer]
+        known = self.members.get(peer)
+        return known.incarnation if known is not None and incarnation < known.incarnation else None
+
 
 @dataclass(frozen=True, slots=True)
 class Heard:

@@ -15,6 +15,9 @@ from fusion_p2p.swarm.election import Election, Token
 from fusion_p2p.swarm.membership import Listed, Membership
 from fusion_p2p.swarm.settings import SwarmSettings
 
+MAX_INCARNATION = 1 << 52
+"""Far beyond any clock, far below what a message can carry: nobody can drive a peer's incarnation out of range."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -49,8 +52,8 @@ class ReplyArrived:
     incarnation: int
     holds: bool
     coordinator: Token | None
-    evicted: int | None
-    """The incarnation of ours that the peer calls evicted."""
+    over: int | None
+    """The incarnation of ours up to which all are over for that peer."""
     members: tuple[Listed, ...]
 
 
@@ -91,7 +94,7 @@ Event = BeatArrived | ReplyArrived | VoteRequestArrived | VoteReplyArrived | Sus
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """We were evicted: our beats carry this incarnation from now on."""
+    """We were evicted, or our clock was set back before a restart: our beats carry this incarnation from now on."""
 
     incarnation: int
 
@@ -151,8 +154,8 @@ def _claims(state: Node, peer: PeerId, claimed: Token | None) -> list[_Inner]:
 
 def _reply(state: Node, event: ReplyArrived, now: float, settings: SwarmSettings) -> Step:
     returned: tuple[Action, ...] = ()
-    if event.evicted is not None and event.evicted >= state.incarnation:
-        state = replace(state, incarnation=event.evicted + 1)
+    if event.over is not None and state.incarnation <= event.over < MAX_INCARNATION:
+        state = replace(state, incarnation=event.over + 1)
         returned = (Returned(state.incarnation),)
     heard = membership.Heard(event.peer, event.incarnation, event.holds)
     listed = [member for member in event.members if member.peer != state.me]

@@ -72,8 +72,8 @@ class BeatReply(Message):
     coordinator: Coordinator | None
     state: PeerState
     holds: bool
-    evicted: bool
-    """The asker's incarnation was evicted: it comes back with a higher one."""
+    over: Count | None
+    """The asker's incarnation is over, and so are all up to this one: it comes back with a higher one."""
     members: Annotated[tuple[MemberEntry, ...], Field(max_length=MAX_MEMBERS_LISTED)]
 
 

@@ -37,13 +37,16 @@ def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
 
 
 class LoopClock:
-    """The clock of the running event loop."""
+    """The clock of the running event loop; its wall clock may be wrong."""
+
+    def __init__(self, offset_s: float = 0.0) -> None:
+        self._offset_s = offset_s
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def wall(self) -> float:
-        return 1.7e9 + asyncio.get_running_loop().time()
+        return 1.7e9 + self._offset_s + asyncio.get_running_loop().time()
 
 
 async def at_once(compute: Callable[[], Computed]) -> Computed:
@@ -91,14 +94,15 @@ class World:
             await self.stop(peer)
         await self.network.__aexit__(kind, error, trace)
 
-    def add(self, profile: Profile = PROFILE, back: SimulatedPeer | None = None) -> Presence:
+    def add(self, profile: Profile = PROFILE, back: SimulatedPeer | None = None, clock: LoopClock | None = None) -> Presence:
         """Start a peer, or one that crashed with its old identity."""
         node = self.network.join(identity=back.identity if back else None)
         work = Work()
-        presence = Presence(node.transport, node.directory, node.identity, LoopClock(), profile, work, self.settings)
+        clock = clock or LoopClock()
+        presence = Presence(node.transport, node.directory, node.identity, clock, profile, work, self.settings)
         self.presences[node.peer_id], self.work[node.peer_id], self.nodes[node.peer_id] = presence, work, node
         blobs = BlobServer(node.transport)
-        Coordination(node.transport, presence, blobs, LoopClock(), self.settings, in_thread=at_once)
+        Coordination(node.transport, presence, blobs, clock, self.settings, in_thread=at_once)
         self._tasks[node.peer_id] = asyncio.get_running_loop().create_task(_live(presence, blobs))
         return presence
 

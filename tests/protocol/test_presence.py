@@ -9,7 +9,7 @@ import pytest
 from fusion_p2p.swarm.announcement import PROTOCOL_VERSION
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.swarm_messages import Holding
-from tests.protocol.swarm_world import PROFILE, World, always, eventually, in_virtual_time
+from tests.protocol.swarm_world import PROFILE, LoopClock, World, always, eventually, in_virtual_time
 
 ELECTION_S = WAN.quiet_s + 2 * WAN.vote_s + 2.0
 FAILOVER_S = WAN.suspect_after_s + 2 * WAN.vote_s + 2.0
@@ -172,6 +172,56 @@ def test_beats_carry_what_a_peer_holds_and_can_do() -> None:
             await eventually(told, within_s=3 * WAN.beat_s)
             world.presences[worker].set_state("draining")
             await eventually(lambda: "draining" in {p.state for p in world.leader.members()}, within_s=3 * WAN.beat_s)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(14)
+def test_clocks_that_differ_by_hours_change_nothing() -> None:
+    async def scenario() -> None:
+        async with World(14) as world:
+            for offset_s in (0.0, 86400.0, -86400.0, 3600.0):
+                world.add(clock=LoopClock(offset_s))
+            await eventually(world.complete, within_s=ELECTION_S)
+            leader = world.leader
+            await always(lambda: world.agreed() and world.leader is leader, for_s=60.0)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(14)
+def test_a_restart_with_the_clock_set_back_is_welcome_at_once() -> None:
+    async def scenario() -> None:
+        async with World(15) as world:
+            for _ in range(3):
+                world.add(clock=LoopClock(7200.0))
+            await eventually(world.complete, within_s=ELECTION_S)
+            follower = next(peer for peer in world.presences if peer != world.leader.me)
+            stopped = await world.kill(follower)
+            world.add(PROFILE.model_copy(update={"device": "after"}), back=stopped, clock=LoopClock(-7200.0))
+
+            def announced() -> bool:
+                return world.complete() and "after" in {peer.device for peer in world.leader.snapshot().peers}
+
+            await eventually(announced, within_s=4.0)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(3)
+def test_who_is_alone_says_what_it_listens_on_dialled_and_got(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with World(16) as world:
+            dead = world.add()
+            await asyncio.sleep(5.0)
+            await world.kill(dead.me)
+            lonely = world.add()
+            await asyncio.sleep(60.0)
+            said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            assert said[0] == f"nobody else heard yet; listening on {world.nodes[lonely.me].transport.addresses[0]}"
+            assert said[1].startswith(f"dialled {dead.me}: ")
+            assert "refused" in said[1]
+            assert len(said) == 2, "once"
 
     in_virtual_time(scenario())
 
