@@ -6,6 +6,7 @@
     * A majority is counted over the peers heard lately; one peer alone is a swarm of one.
     * After a partition heals there are two coordinators: the one with the lower token steps down when it hears of the higher.
     * What others tell of a coordinator counts only until we found it silent ourselves; what it says itself always counts.
+    * Terms grow by steps. A term that leaps is a lie and is ignored, except as the first that a newcomer hears.
 
 Election keeps the swarm live. That a run stays right is the owner's part: it obeys only the highest token it has seen.
 """
@@ -18,6 +19,11 @@ from typing import NamedTuple, assert_never
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.swarm.settings import SwarmSettings
+
+MAX_LEAP = 1 << 20
+"""Elections that a peer may have missed. Who lies about the term gains no more than this by a message."""
+MAX_TERM = 1 << 52
+"""Only a lie told to a newcomer leads here: it forgets all terms then, and learns the true one."""
 
 
 class Token(NamedTuple):
@@ -165,6 +171,13 @@ Step = tuple[Election, tuple[Action, ...]]
 def step(state: Election, event: Event, now: float, settings: SwarmSettings) -> Step:
     """The next state, and what the runner has to do."""
     match event:
+        case HeardCoordinator(token) | ToldOfCoordinator(token) if not _credible(state, token.term):
+            return state, ()
+        case VoteAsked(candidate) if not _credible(state, candidate.term):
+            reason = f"term {candidate.term} is far beyond {state.term}"
+            return state, (AnswerVote(candidate.peer, state.term, False, reason, _alive(state, now, settings)),)
+        case VoteAnswered(_, term, _) if not _credible(state, term):
+            return state, ()
         case HeardCoordinator(token):
             return _heard(state, token, now, settings)
         case ToldOfCoordinator(token, alive):
@@ -179,6 +192,10 @@ def step(state: Election, event: Event, now: float, settings: SwarmSettings) -> 
             return _tick(state, others, rank, now, settings)
         case _:
             assert_never(event)
+
+
+def _credible(state: Election, term: int) -> bool:
+    return state.term == 0 or term <= state.term + MAX_LEAP
 
 
 def _heard(state: Election, token: Token, now: float, settings: SwarmSettings) -> Step:
@@ -299,6 +316,8 @@ def _stand(state: Election, others: frozenset[PeerId], rank: int, now: float, se
         state = replace(state, candidacy=None, vacant_since=now)
     if now < state.vacant_since + rank * settings.stagger_s:
         return state, ()
+    if state.term >= MAX_TERM:
+        state = replace(state, term=0, voted=None, fallen=None)
     token = Token(state.term + 1, state.me)
     standing = Candidacy(token.term, others | {state.me}, frozenset({state.me}), now + settings.vote_s)
     state, won = _win_or_wait(replace(state, term=token.term, voted=token, candidacy=standing))
