@@ -15,7 +15,7 @@ ELECTION_S = WAN.quiet_s + 2 * WAN.vote_s + 2.0
 FAILOVER_S = WAN.suspect_after_s + 2 * WAN.vote_s + 2.0
 
 
-@pytest.mark.parametrize("num_peers", [1, 2, 5, 20])
+@pytest.mark.parametrize("num_peers", [1, 2, 5, 20, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.row(13)
 def test_peers_that_start_together_elect_one_coordinator(num_peers: int) -> None:
     async def scenario() -> None:

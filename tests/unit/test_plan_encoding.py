@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import msgpack
 import pytest
@@ -74,6 +75,36 @@ def test_any_placement_comes_back(slice_of: list[int]) -> None:
 def test_what_is_not_a_plan_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(WireError, match=says):
         decode_plan(data)
+
+
+def mutated(data: bytes, random: Random) -> bytes:
+    """A few bytes changed, cut out or doubled."""
+    changed = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        place = random.randrange(len(changed))
+        match random.randrange(3):
+            case 0:
+                changed[place] = random.randrange(256)
+            case 1:
+                del changed[place : place + random.randint(1, 8)]
+            case _:
+                changed[place:place] = changed[place : place + random.randint(1, 8)]
+        if not changed:
+            return b""
+    return bytes(changed)
+
+
+@pytest.mark.row(37)
+def test_mutated_plans_are_plans_or_wire_errors() -> None:
+    random, data, plans = Random(7), encode_plan(PLAN), 0
+    for _ in range(5000):
+        try:
+            plan = decode_plan(mutated(data, random))
+        except WireError:
+            continue
+        plans += 1
+        assert isinstance(plan, Plan)
+    assert 0 < plans < 2500
 
 
 def test_a_plan_is_held_against_its_cut() -> None:
