@@ -133,7 +133,7 @@ def _no_custom_gradients() -> Iterator[None]:
         raise GraphError(f"{function.__name__}, an autograd.Function with its own gradient, cannot be captured")
 
     patched: Any = torch.autograd.Function
-    original = patched.__dict__["apply"]
+    original = inspect.getattr_static(patched, "apply")
     patched.apply = classmethod(apply)
     try:
         yield

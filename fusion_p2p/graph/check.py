@@ -30,6 +30,7 @@ from fusion_p2p.graph.schema import (
     Scalar,
     TensorType,
 )
+from fusion_p2p.graph.workspace import workspace_bytes
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _MAX_INTEGER = (1 << 63) - 1
@@ -37,10 +38,11 @@ _MAX_INTEGER = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the values of a graph may occupy, by their declared types."""
+    """What a graph may occupy, by its declared types: each value, all values, and any node while it runs."""
 
     value_bytes: int = 4 << 30
     total_bytes: int = 256 << 30
+    workspace_bytes: int = 8 << 30
 
 
 DEFAULT_LIMITS = Limits()
@@ -57,6 +59,7 @@ def check(graph: Graph, limits: Limits = DEFAULT_LIMITS) -> None:
     for index, parameter in enumerate(graph.parameters):
         _check_parameter(graph, graph.first_parameter + index, parameter)
     _check_output(graph)
+    _check_workspace(graph, limits)
     _prove_types(graph)
 
 
@@ -154,6 +157,13 @@ def _check_output(graph: Graph) -> None:
     loss = graph.types[graph.outputs[0]]
     if loss.shape != () or not loss.grad:
         raise GraphError("the loss has to be one number through which a gradient flows")
+
+
+def _check_workspace(graph: Graph, limits: Limits) -> None:
+    for index, node in enumerate(graph.nodes):
+        num_bytes = workspace_bytes(graph, node)
+        if num_bytes > limits.workspace_bytes:
+            raise GraphError(f"{describe(index, node)} takes {num_bytes} bytes to run, the limit is {limits.workspace_bytes}")
 
 
 def _prove_types(graph: Graph) -> None:

@@ -18,18 +18,15 @@ _CPU = torch.device("cpu")
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
+# FakeTensor logs a traceback for each operator that refuses its arguments; strangers' graphs must not fill the log.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+
+
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Every tensor made inside has a type and no memory. Gradients are recorded."""
-    # FakeTensor logs a traceback for each refused operator; strangers' graphs must not fill the log.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with FakeTensorMode(), torch.enable_grad():
-            yield
-    finally:
-        logger.setLevel(level)
+    with FakeTensorMode(), torch.enable_grad():
+        yield
 
 
 def fake_run(graph: Graph, leaves: Mapping[int, Tensor]) -> Iterator[tuple[int, Node, list[Tensor]]]:
