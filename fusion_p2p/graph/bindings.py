@@ -50,6 +50,7 @@ class Bindings:
     def bind(self, name: fx.Node, value: int, storage: int) -> None:
         """From here on the name means this value, in this storage."""
         self._values[name], self._storage[name] = value, storage
+        self._stale.pop(name, None)
 
     def bind_list(self, name: fx.Node, values: Sequence[int], storages: Sequence[int]) -> None:
         """A name for several tensors; `bind_item` names one of them."""

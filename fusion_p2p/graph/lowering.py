@@ -2,7 +2,7 @@
 
 torch calls differ from the table in three ways, and each has its place here: other names or arguments for the same thing
 (`rewrites.py`), calls that only rename a tensor (`renames`), and writes in place, after which every later use of the tensor
-means the new value. A write that other views would see cannot be expressed and is refused.
+means the new value. A write into a slice becomes a new whole; one that other views would see is refused.
 """
 
 from __future__ import annotations
@@ -63,12 +63,26 @@ def lower(graph_module: fx.GraphModule, leaves: dict[fx.Node, int], types: list[
     return Lowered(lowering.nodes, lowering.types, updates, loss)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How to put a part back: `scatter(whole, part, **arguments)`."""
+
+    whole: fx.Node
+    scatter: str
+    arguments: Arguments
+
+
+_SCATTERS = {"slice.Tensor": "slice_scatter", "select.int": "select_scatter"}
+
+
 class _Lowering:
     def __init__(self, leaves: dict[fx.Node, int], types: list[TensorType]) -> None:
         self.nodes: list[Node] = []
         self.types = list(types)
         self.names = Bindings(leaves, len(types))
         self._num_leaves = len(types)
+        self._parts: dict[fx.Node, _Part] = {}
+        """Names of a slice or an item of another tensor: a write into one is a write into the whole."""
 
     def run(self, graph_module: fx.GraphModule) -> Any:
         """Lower all calls; the fx nodes that are returned."""
@@ -157,6 +171,8 @@ class _Lowering:
             outputs = self._emit(
                 *rewrite(name, arguments, node), result if isinstance(result, (tuple, list)) else [result], node
             )
+        if name in _SCATTERS and isinstance(source, fx.Node):
+            self._parts[node] = _Part(source, _SCATTERS[name], {key: arguments[key] for key in arguments if key != "self"})
         shares = any(item.alias_info is not None for item in target._schema.returns)
         sources: Any = source if name == "broadcast_tensors" else [source if shares else None] * len(outputs)
         storages = [self.names.storage(item) if isinstance(item, fx.Node) else self.names.new_storage() for item in sources]
@@ -228,7 +244,13 @@ class _Lowering:
         call = f"{operator_name(node.target)}{where(node)}"
         if old < self._num_leaves and self.types[old].grad:
             raise GraphError(f"{call} writes in place into a trainable parameter, which cannot be captured")
-        self.names.write(written, new, call)
+        part = self._parts.get(written)
+        if part is None:
+            self.names.write(written, new, call)
+            return
+        arguments = {"self": Ref(self.names.value(part.whole)), "src": Ref(new), **part.arguments}
+        self._write(node, part.whole, self._emit(part.scatter, arguments, [part.whole.meta["val"]], node)[0])
+        self.names.bind(written, new, self.names.storage(written))
 
     def _batch_norm(self, node: fx.Node, arguments: Arguments) -> list[int]:
         """torch writes the running statistics although its schema does not say so; here they are outputs."""

@@ -344,6 +344,8 @@ _SHAPES = {
     "expand": _op(aten.expand.default, "self size implicit"),
     "slice.Tensor": _op(aten.slice.Tensor, "self dim start end step"),
     "select.int": _op(aten.select.int, "self dim index"),
+    "slice_scatter": _op(aten.slice_scatter.default, "self src dim start end step"),
+    "select_scatter": _op(aten.select_scatter.default, "self src dim index"),
     "split.Tensor": _op(aten.split.Tensor, "self split_size dim", outputs=None),
     "split_with_sizes": _op(aten.split_with_sizes.default, "self split_sizes dim", outputs=None),
     "chunk": _op(aten.chunk.default, "self chunks dim", outputs=None),

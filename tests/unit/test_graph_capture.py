@@ -121,6 +121,10 @@ IN_PLACE: dict[str, Callable[[Loss, Tensor], object]] = {
     "dropout in place": lambda self, x: functional.dropout(self.linear(x), 0.3, inplace=True).sum(),
     "fill, zero and copy": lambda self, x: (self.linear(x) * fill_zero_copy(x)).sum(),
     "a moving average without gradient": lambda self, x: (self.linear(x) * moving_average(self, x)).sum(),
+    "a part": lambda self, x: part_written(self.linear(x)),
+    "a part of a part": lambda self, x: part_of_part_written(self.linear(x), x),
+    "a part of a buffer": lambda self, x: part_of_buffer_written(self, x),
+    "a shifted copy": lambda self, x: (self.linear(x) * shifted(x)).sum(),
     "a normalisation layer used twice": lambda self, x: self.norm(self.norm(self.linear(x)) * x).square().sum(),
 }
 
@@ -144,6 +148,30 @@ def fill_zero_copy(given: Tensor) -> Tensor:
     copied = torch.ones(3, 4)
     copied.copy_(given[0])
     return target + other + copied
+
+
+def part_written(hidden: Tensor) -> Tensor:
+    hidden[:, 0] = 1
+    hidden[1:, 2:].mul_(3)
+    return hidden.square().sum()
+
+
+def part_of_part_written(hidden: Tensor, given: Tensor) -> Tensor:
+    rows = hidden[1:]
+    rows[0] += given[0]
+    rows[:, 1] = hidden[1:, 0] * 2
+    return hidden.square().sum()
+
+
+def part_of_buffer_written(self: Loss, given: Tensor) -> Tensor:
+    self.average[:2] = given[0, :2]
+    return (self.linear(given) * self.average).sum()
+
+
+def shifted(given: Tensor) -> Tensor:
+    moved = given.new_zeros(given.shape)
+    moved[:, 1:] = given[:, :-1].clone()
+    return moved
 
 
 def moving_average(self: Loss, given: Tensor) -> Tensor:
@@ -209,15 +237,17 @@ def custom_gradient(self: Loss, given: Tensor) -> Tensor:
     return Doubled.apply(self.linear(given)).sum()
 
 
-def part_written(self: Loss, given: Tensor) -> Tensor:
+def written_behind_a_view(self: Loss, given: Tensor) -> Tensor:
     hidden = self.linear(given)
-    hidden[:, 0] = 1
+    column = hidden[:, 1]
+    hidden.mul_(2)
+    return (hidden[:, 0] * column).sum()
+
+
+def written_by_index(self: Loss, given: Tensor) -> Tensor:
+    hidden = self.linear(given)
+    hidden[torch.tensor([0, 2])] = 1.0
     return hidden.sum()
-
-
-def part_of_buffer_written(self: Loss, given: Tensor) -> Tensor:
-    self.average[:2] = 1
-    return (self.linear(given) * self.average).sum()
 
 
 def weight_written(self: Loss, given: Tensor) -> Tensor:
@@ -241,8 +271,8 @@ REFUSED: dict[str, tuple[Callable[[Loss, Tensor], object], str]] = {
     "a choice by content": (lambda self, x: self.linear(x).sum() if x.sum() > 0 else self.linear(x).mean(), "data-dependent"),
     "a size by content": (lambda self, x: self.linear(x)[x[:, 0] > 0].sum(), "content of tensors"),
     "an own gradient": (custom_gradient, "Doubled"),
-    "a write into a part": (part_written, "in place"),
-    "a write into a part of a buffer": (part_of_buffer_written, "in place"),
+    "a write seen through a view": (written_behind_a_view, "in place"),
+    "a write by index": (written_by_index, "index_put"),
     "a write into a weight": (weight_written, "in place"),
     "autocast": (enabled_autocast, "autocast"),
     "no loss in a mapping": (lambda self, x: {"logits": self.linear(x)}, "without a loss"),

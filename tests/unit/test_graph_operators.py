@@ -184,6 +184,8 @@ CASES: dict[str, Case] = {
     "expand": lambda x: x.unsqueeze(0).expand(3, 4, 6) * x.expand_as(x),
     "slice.Tensor": lambda x: x[:, 1:5:2],
     "select.int": lambda x: x[1],
+    "slice_scatter": lambda x: torch.slice_scatter(x, x[:, :2] * 2, 1, 3, 5),
+    "select_scatter": lambda x: torch.select_scatter(x, x[0] * 2, 0, 3),
     "split.Tensor": lambda x: x.split(4, 1)[1],
     "split_with_sizes": lambda x: torch.split_with_sizes(x, [1, 5], 1)[1],
     "chunk": lambda x: x.chunk(2, 1)[0],
