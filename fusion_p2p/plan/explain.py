@@ -16,12 +16,13 @@ SHORT_PEER = 8
 
 
 def explain(plan: Plan, graph: Graph, parts: Cut, costs: Sequence[NodeCost], optimiser: OptimiserSettings) -> tuple[str, ...]:
-    """Lines of text: one per slice, one per pair of slices with traffic, one per idle peer, and the total."""
+    """Lines of text: one per slice, one per pair of slices with traffic, per tied parameter and per idle peer."""
     return (
         f"{plan.scheduler}: {len(plan.slices)} slices on {len({part.peer for part in plan.slices})} peers, "
         f"{plan.micro_batches} micro-batches, about {plan.predicted_step_s:.2f} s of compute a step",
         *_slice_lines(plan, graph, parts, costs, num_moments(optimiser)),
         *_edge_lines(plan, graph),
+        *_tied_lines(graph, parts),
         *(f"idle {short_peer(peer)}: {reason}" for peer, reason in plan.idle),
     )
 
@@ -58,6 +59,16 @@ def _edge_lines(plan: Plan, graph: Graph) -> Iterator[str]:
             f"edge {source} -> {target}: {len(indices)} values, {forward} bytes forward and {backward} back "
             f"per micro-batch, codec {codecs}"
         )
+
+
+def _tied_lines(graph: Graph, parts: Cut) -> Iterator[str]:
+    """Trainable parameters that several slices hold: their gradients are summed, so that the copies stay equal."""
+    for value in range(graph.first_parameter, graph.first_node_value):
+        holders = parts.holders(value)
+        if len(holders) > 1 and graph.parameter(value).trainable:
+            slices = " and ".join(map(str, holders))
+            size = gib(graph.types[value].num_bytes)
+            yield f"tied {graph.parameter(value).name}: held by slices {slices}, {size} of gradient summed each step"
 
 
 def _layers(graph: Graph, part: Slice) -> str:
