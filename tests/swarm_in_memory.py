@@ -27,6 +27,7 @@ from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.owned_run import OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.owner.training import RunContext
 from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.job_service import JobService
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
@@ -140,16 +141,8 @@ async def owner(
             contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)
             return Enlisted(plan=plan, coordinator=peers[0].peer_id, term=1, contacts=contacts)
 
-        run = OwnedRun(
-            config,
-            job,
-            network.join().transport,
-            SystemClock(),
-            data=data,
-            folder=folder,
-            report=recorder,
-            enlist=by_hand,
-        )
+        context = RunContext(config, data, folder, recorder, SystemClock())
+        run = OwnedRun(context, job, network.join().transport, by_hand)
         yield Owner(run, recorder, folder, data)
 
 

@@ -19,6 +19,7 @@ from fusion_p2p.owner.enlistment import enlist
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.owned_run import Job, OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.owner.training import RunContext
 from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
 
 
@@ -36,22 +37,15 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
             return 0
         async with join_as_owner(config, report.say) as network:
-            run = OwnedRun(
-                config,
-                job,
+            register = functools.partial(
+                enlist,
                 network.transport,
-                SystemClock(),
-                data=data,
-                folder=folder,
-                report=report,
-                enlist=functools.partial(
-                    enlist,
-                    network.transport,
-                    network.directory,
-                    report=report.say,
-                    no_peers_timeout_s=config.no_peers_timeout_s,
-                ),
+                network.directory,
+                report=report.say,
+                no_peers_timeout_s=config.no_peers_timeout_s,
             )
+            context = RunContext(config, data, folder, report, SystemClock())
+            run = OwnedRun(context, job, network.transport, register)
             await run.finish()
     return 0
 

@@ -50,6 +50,7 @@ class Links:
         self._transport = transport
         self._outgoing: dict[PeerId, asyncio.Queue[Message]] = {peer: asyncio.Queue() for peer in peers}
         self._unsettled: dict[PeerId, dict[str, Message]] = {peer: {} for peer in self._outgoing}
+        self._gone: set[PeerId] = set()
 
     async def run(self) -> None:
         """Keep all streams open until cancelled."""
@@ -73,9 +74,10 @@ class Links:
             self.settle(peer, key)
 
     async def drained(self) -> None:
-        """Wait until everything said so far has been handed to the streams."""
-        for queue in self._outgoing.values():
-            await queue.join()
+        """Wait until everything said so far to peers that are not gone has been handed to their streams."""
+        for peer, queue in self._outgoing.items():
+            if peer not in self._gone:
+                await queue.join()
 
     async def _keep(self, peer: PeerId) -> None:
         try:
@@ -84,9 +86,13 @@ class Links:
                 await self._use(peer, MessageStream(stream, JOB_MESSAGES))
                 log.info("control stream reset peer=%s, opening it again", peer)
         except DeadlinePassed:
-            self.inbox.put_nowait(Gone(peer, f"no word for {SILENCE_S:g} s"))
+            self._give_up(peer, f"no word for {SILENCE_S:g} s")
         except (NetworkError, WireError) as error:
-            self.inbox.put_nowait(Gone(peer, str(error)))
+            self._give_up(peer, str(error))
+
+    def _give_up(self, peer: PeerId, reason: str) -> None:
+        self._gone.add(peer)
+        self.inbox.put_nowait(Gone(peer, reason))
 
     async def _use(self, peer: PeerId, messages: MessageStream) -> None:
         """Speak and listen until the stream is reset. DeadlinePassed after too long a silence, WireError for nonsense."""

@@ -8,28 +8,24 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from fusion_p2p.clock import Clock
 from fusion_p2p.compress.dense import to_bytes
-from fusion_p2p.config import TrainConfig
 from fusion_p2p.errors import NetworkError, RunStopped
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import epochs
-from fusion_p2p.job.progress import RunReport
 from fusion_p2p.job.topology import slice_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
 from fusion_p2p.owner.checkpoint import Checkpoint
-from fusion_p2p.owner.data import DataSet
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.epoch_start import EpochStart
 from fusion_p2p.owner.links import Links
 from fusion_p2p.owner.metrics import draw_loss
-from fusion_p2p.owner.run_folder import METRICS, RunFolder
-from fusion_p2p.owner.training import Stage, Training
+from fusion_p2p.owner.run_folder import METRICS
+from fusion_p2p.owner.training import RunContext, Stage, Training
 from fusion_p2p.plan.encoding import check_plan, encode_plan
 from fusion_p2p.plan.explain import explain
 from fusion_p2p.wire.blob_messages import FetchTensor
@@ -67,22 +63,17 @@ class OwnedRun:
 
     def __init__(
         self,
-        config: TrainConfig,
+        context: RunContext,
         job: Job,
         transport: Transport,
-        clock: Clock,
-        *,
-        data: DataSet,
-        folder: RunFolder,
-        report: RunReport,
         enlist: Callable[[Register], Awaitable[Enlisted]],
     ) -> None:
         """`enlist` registers the job with the swarm's coordinator until a plan comes."""
-        self._config, self._job, self._transport, self._clock = config, job, transport, clock
-        self._data, self._folder, self._report, self._enlist = data, folder, report, enlist
+        self._context, self._job, self._transport, self._enlist = context, job, transport, enlist
+        self._config, self._folder, self._report = context.config, context.folder, context.report
         self._blobs = BlobServer(transport)
-        started = folder.ledger.history.start
-        self._starting = EpochStart(clock, started.epoch if started is not None else 0)
+        started = self._folder.ledger.history.start
+        self._starting = EpochStart(context.clock, started.epoch if started is not None else 0)
 
     async def finish(self) -> None:
         """Train to the last step. RunStopped says why not, what is kept, and the command that resumes."""
@@ -170,16 +161,7 @@ class OwnedRun:
         return True
 
     async def _train(self, stage: Stage, links: Links) -> None:
-        training = Training(
-            self._transport,
-            stage,
-            links,
-            self._config,
-            data=self._data,
-            folder=self._folder,
-            report=self._report,
-            clock=self._clock,
-        )
+        training = Training(self._transport, stage, links, self._context)
         await training.run()
         self._folder.ledger.append(entries.End(step=self._config.steps))
 

@@ -60,6 +60,17 @@ DECISION = "decision"
 
 
 @dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a run was started with: its settings, data, files, where it reports, and the clock."""
+
+    config: TrainConfig
+    data: DataSet
+    folder: RunFolder
+    report: RunReport
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """An epoch that runs: who it is, on what, with whom."""
 
@@ -84,20 +95,10 @@ class Stage:
 class Training:
     """Runs steps until the last one. RunStopped when a peer or slice is lost; nothing is half-committed then."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        stage: Stage,
-        links: Links,
-        config: TrainConfig,
-        *,
-        data: DataSet,
-        folder: RunFolder,
-        report: RunReport,
-        clock: Clock,
-    ) -> None:
-        self._transport, self._stage, self._links, self._config = transport, stage, links, config
-        self._data, self._folder, self._report, self._clock = data, folder, report, clock
+    def __init__(self, transport: Transport, stage: Stage, links: Links, context: RunContext) -> None:
+        self._transport, self._stage, self._links, self._config = transport, stage, links, context.config
+        self._data, self._folder, self._report, self._clock = context.data, context.folder, context.report, context.clock
+        config, data, clock = context.config, context.data, context.clock
         self._rates = RateSettings(config.learning_rate, config.schedule, config.warmup, config.steps)
         answers = tuple(part.answers for part in stage.edges)
         terms = Terms(answers, stage.loss_slice, stage.plan.micro_batches, config.clip)
