@@ -31,3 +31,5 @@ def configure_logging(level: str) -> None:
     if level != "debug":
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.ERROR)
+        # A traceback for every operator that a capture refuses, besides our sentence. torch resets its levels, not its filters.
+        logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: False)
