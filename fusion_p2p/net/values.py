@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import credits as outboxes
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.blobs import read_chunks, write_chunks
+from fusion_p2p.net.reconnecting import RECONNECT_S, open_patiently, until_reset
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, decode_header, encode_header
 
 VALUES_PROTOCOL = "/fusion/values/1"
-RECONNECT_S = 6.0
-"""A lane that cannot be opened for so long has lost its peer."""
 MAX_RESETS = 8
 """A peer that closes a lane this often within RECONNECT_S does not want it."""
 FIRST_FRAME_S = 120.0
@@ -117,9 +115,9 @@ class ValueSender:
         resets: deque[float] = deque([-RECONNECT_S] * MAX_RESETS, maxlen=MAX_RESETS)
         try:
             while clock() - resets[0] > RECONNECT_S:
-                stream = await open_patiently(self._transport, peer, VALUES_PROTOCOL, RECONNECT_S)
+                stream = await open_patiently(self._transport, peer, VALUES_PROTOCOL)
                 self._refill(lane)
-                await self._use(stream, self._queues[lane])
+                await until_reset(stream.close, self._write(stream, self._queues[lane]), self._read_acknowledgements(stream))
                 log.info("lane reset peer=%s, opening it again", peer)
                 resets.append(clock())
             self._lost(peer, f"it closed the value stream {MAX_RESETS} times within {RECONNECT_S:g} s")
@@ -131,24 +129,6 @@ class ValueSender:
         while not queue.empty():
             queue.get_nowait()
         self._step(outboxes.Reconnected(frozenset(edge for edge, other in self._lane_of.items() if other == lane)))
-
-    async def _use(self, stream: Stream, queue: asyncio.Queue[outboxes.Send]) -> None:
-        """Write, and read acknowledgements, until the stream is reset. DeadlinePassed when the reader is frozen."""
-        halves = [
-            asyncio.create_task(self._write(stream, queue)),
-            asyncio.create_task(self._read_acknowledgements(stream)),
-        ]
-        try:
-            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
-            for half in done:
-                half.result()
-        except StreamClosed:
-            return
-        finally:
-            for half in halves:
-                half.cancel()
-            await asyncio.gather(*halves, return_exceptions=True)
-            await stream.close()
 
     async def _write(self, stream: Stream, queue: asyncio.Queue[outboxes.Send]) -> None:
         while True:
@@ -259,17 +239,3 @@ class ValueReceiver:
                 await stream.write(encode_header(await answers.get()))
         except NetworkError:
             log.info("cannot acknowledge to peer=%s: its stream is gone", stream.remote)
-
-
-async def open_patiently(transport: Transport, peer: PeerId, protocol: str, patience_s: float) -> Stream:
-    """Open a stream, trying again with growing, jittered pauses. The last NetworkError when the patience is over."""
-    loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + patience_s, 0.05
-    while True:
-        try:
-            return await transport.open(peer, protocol, timeout_s=max(deadline - loop.time(), 0.5))
-        except NetworkError:
-            if loop.time() + pause >= deadline:
-                raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(pause * 2, 1.0)

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.net.values import RECONNECT_S, open_patiently
+from fusion_p2p.net.reconnecting import open_patiently, until_reset
 from fusion_p2p.wire.job_messages import JOB_MESSAGES, JOB_PROTOCOL, Pulse
 from fusion_p2p.wire.messages import Message
 
@@ -82,7 +82,7 @@ class Links:
     async def _keep(self, peer: PeerId) -> None:
         try:
             while True:
-                stream = await open_patiently(self._transport, peer, JOB_PROTOCOL, RECONNECT_S)
+                stream = await open_patiently(self._transport, peer, JOB_PROTOCOL)
                 await self._use(peer, MessageStream(stream, JOB_MESSAGES))
                 log.info("control stream reset peer=%s, opening it again", peer)
         except DeadlinePassed:
@@ -98,21 +98,7 @@ class Links:
         """Speak and listen until the stream is reset. DeadlinePassed after too long a silence, WireError for nonsense."""
         for message in self._unsettled[peer].values():
             self._outgoing[peer].put_nowait(message)
-        halves = [
-            asyncio.create_task(self._speak(self._outgoing[peer], messages)),
-            asyncio.create_task(self._listen(peer, messages)),
-        ]
-        try:
-            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
-            for half in done:
-                half.result()
-        except StreamClosed:
-            return
-        finally:
-            for half in halves:
-                half.cancel()
-            await asyncio.gather(*halves, return_exceptions=True)
-            await messages.close()
+        await until_reset(messages.close, self._speak(self._outgoing[peer], messages), self._listen(peer, messages))
 
     async def _speak(self, queue: asyncio.Queue[Message], messages: MessageStream) -> None:
         while True:
