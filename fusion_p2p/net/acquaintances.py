@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+import fusion_p2p
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import AddressError, DeadlinePassed, NetworkError, PeerUnreachable, WireError
 from fusion_p2p.ids import PeerId
@@ -13,7 +14,7 @@ from fusion_p2p.net.base import Transport
 from fusion_p2p.net.identity import unseal
 from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.net.records import RECORD_DOMAIN
-from fusion_p2p.swarm.announcement import PROTOCOL_VERSION, Announcement, decode_announcement
+from fusion_p2p.swarm.announcement import Announcement, decode_announcement
 from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.swarm_messages import SWARM_MESSAGES, SWARM_PROTOCOL
 
@@ -124,8 +125,8 @@ class Acquaintances:
     def _why_refused(self, announcement: Announcement) -> str | None:
         if self._network is not None and announcement.network != self._network:
             return "it belongs to another network"
-        if announcement.versions.protocol != PROTOCOL_VERSION:
-            return f"it speaks protocol {announcement.versions.protocol}, we speak {PROTOCOL_VERSION}"
+        if announcement.versions.protocol != fusion_p2p.PROTOCOL:
+            return f"it speaks protocol {announcement.versions.protocol}, we speak {fusion_p2p.PROTOCOL}"
         return None
 
     def _note_failure(self, peer: PeerId, reason: str) -> None:

@@ -1,6 +1,6 @@
 """`fusion-peer join`: a volunteer's peer from start to goodbye. Proves and measures the device, joins, serves owners.
 
-    prove device -> measure rates (cached) -> join (joining.py) -> presence | coordination | job service, until told to stop
+prove device -> measure rates (cached) -> join (joining.py) -> presence | coordination | job service, until told to stop
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import platform
 from collections.abc import AsyncIterator
 from typing import Protocol
 
 import torch
 
-from fusion_p2p import PROTOCOL, __version__
+from fusion_p2p import __version__
 from fusion_p2p.clock import SystemClock
-from fusion_p2p.compress.codec import CODECS
 from fusion_p2p.config import JoinConfig
 from fusion_p2p.device.choose import choose
 from fusion_p2p.device.memory import device_name, free_bytes
@@ -29,7 +27,7 @@ from fusion_p2p.peer.job_service import JobService
 from fusion_p2p.peer.joining import Joined, join_as_peer
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.plan.memory import gib
-from fusion_p2p.swarm.announcement import MeasuredRates, Profile, Versions
+from fusion_p2p.swarm.announcement import MeasuredRates, Profile, own_versions
 from fusion_p2p.wire.swarm_messages import Reachability
 
 log = logging.getLogger(__name__)
@@ -100,13 +98,7 @@ def _profile(config: JoinConfig, reachability: Reachability, bench: Bench, measu
     return Profile(
         network=config.network,
         reachability=reachability,
-        versions=Versions(
-            protocol=PROTOCOL,
-            fusion=__version__,
-            torch=str(torch.__version__)[:32],
-            python=platform.python_version(),
-            codecs=tuple(CODECS),
-        ),
+        versions=own_versions(str(torch.__version__)),
         device=device_name(bench.device)[:64],
         rates=MeasuredRates(
             matmul_flops=measured.matmul_flops,

@@ -22,8 +22,6 @@ from fusion_p2p.wire.job_messages import Finite
 from fusion_p2p.wire.messages import Count, Name, Record, describe, unpack
 from fusion_p2p.wire.swarm_messages import MAX_RECORD_BYTES, PeerState, Reachability
 
-PROTOCOL_VERSION = 1
-"""Raised when peers of two versions cannot train together; everything else may differ."""
 SEQUENCE_BYTES = 8
 SEAL_BYTES = 96
 """What sealing adds: public key and signature (`net.identity`)."""
@@ -50,7 +48,7 @@ class Versions(Record):
 def own_versions(torch_version: str) -> Versions:
     """What this installation runs."""
     return Versions(
-        protocol=PROTOCOL_VERSION,
+        protocol=fusion_p2p.PROTOCOL,
         fusion=__version__[:MAX_VERSION],
         torch=torch_version[:MAX_VERSION],
         python=platform.python_version()[:MAX_VERSION],

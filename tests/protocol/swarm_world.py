@@ -10,20 +10,21 @@ from typing import Any
 
 import async_solipsism
 
+import fusion_p2p
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.peer.coordination import Coordination
 from fusion_p2p.peer.planning import Computed
 from fusion_p2p.peer.presence import Presence
-from fusion_p2p.swarm.announcement import PROTOCOL_VERSION, MeasuredRates, Profile, Versions
+from fusion_p2p.swarm.announcement import MeasuredRates, Profile, Versions
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
 from fusion_p2p.wire.swarm_messages import Holding
 
 PROFILE = Profile(
     network="fusion",
     reachability="direct",
-    versions=Versions(protocol=PROTOCOL_VERSION, fusion="0.1.0", torch="2.13.0", python="3.11.7", codecs=("none",)),
+    versions=Versions(protocol=fusion_p2p.PROTOCOL, fusion="0.1.0", torch="2.13.0", python="3.11.7", codecs=("none",)),
     device="cpu",
     rates=MeasuredRates(matmul_flops=1e10, convolution_flops=1e10, attention_flops=1e10, memory_bytes_per_s=1e10),
     free_bytes=1 << 30,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import fusion_p2p
 from fusion_p2p.errors import Incompatible, SwarmUnreachable
 from fusion_p2p.graph.encoding import encode_graph
 from fusion_p2p.graph.slices import cut
@@ -15,7 +16,6 @@ from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedPeer
 from fusion_p2p.owner.enlistment import Enlisted, enlist, swarm_status
 from fusion_p2p.plan.encoding import check_plan
-from fusion_p2p.swarm.announcement import PROTOCOL_VERSION
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.job_messages import Content, OptimiserSettings
 from fusion_p2p.wire.swarm_messages import Holding, Register
@@ -214,7 +214,7 @@ def test_a_swarm_without_peers_ends_the_command() -> None:
 def test_peers_of_another_protocol_are_named_as_the_reason() -> None:
     async def scenario() -> None:
         async with World(9) as world:
-            other = PROFILE.versions.model_copy(update={"protocol": PROTOCOL_VERSION + 1})
+            other = PROFILE.versions.model_copy(update={"protocol": fusion_p2p.PROTOCOL + 1})
             world.add(PROFILE.model_copy(update={"versions": other}))
             with pytest.raises(Incompatible, match="protocol 2, we speak 1"):
                 await Owner(world).enlist(no_peers_timeout_s=8.0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fusion_p2p.swarm.announcement import PROTOCOL_VERSION
+import fusion_p2p
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.swarm_messages import Holding
 from tests.protocol.swarm_world import PROFILE, LoopClock, World, always, eventually, in_virtual_time
@@ -231,7 +231,7 @@ def test_who_is_alone_says_what_it_listens_on_dialled_and_got(caplog: pytest.Log
     "other",
     [
         PROFILE.model_copy(update={"network": "another"}),
-        PROFILE.model_copy(update={"versions": PROFILE.versions.model_copy(update={"protocol": PROTOCOL_VERSION + 1})}),
+        PROFILE.model_copy(update={"versions": PROFILE.versions.model_copy(update={"protocol": fusion_p2p.PROTOCOL + 1})}),
     ],
 )
 def test_another_network_or_protocol_is_left_out_with_a_reason(other: object) -> None:
