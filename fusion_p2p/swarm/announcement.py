@@ -15,7 +15,7 @@ from typing import Annotated
 import msgpack
 from pydantic import Field, ValidationError
 
-from fusion_p2p import __version__
+from fusion_p2p import PROTOCOL, __version__
 from fusion_p2p.errors import WireError
 from fusion_p2p.wire.frames import CODECS
 from fusion_p2p.wire.job_messages import Finite
@@ -48,7 +48,7 @@ class Versions(Record):
 def own_versions(torch_version: str) -> Versions:
     """What this installation runs."""
     return Versions(
-        protocol=fusion_p2p.PROTOCOL,
+        protocol=PROTOCOL,
         fusion=__version__[:MAX_VERSION],
         torch=torch_version[:MAX_VERSION],
         python=platform.python_version()[:MAX_VERSION],
