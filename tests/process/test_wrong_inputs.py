@@ -177,7 +177,8 @@ def refuse(arguments: Sequence[str], exit_code: int, fragment: str, folder: Path
     done = subprocess.run(
         command(words),
         cwd=ROOT,
-        env=environment(folder, "refused"),
+        # A state folder of its own: peers remembered by another command would answer where none is expected.
+        env=environment(folder, f"refused-{exit_code}-{fragment.encode().hex()[:32]}"),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
