@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.bindings import Bindings
+from fusion_p2p.graph.composites import is_composite, taken_apart
 from fusion_p2p.graph.fake import type_of
 from fusion_p2p.graph.operators import OPS
 from fusion_p2p.graph.rewrites import Arguments, is_contiguous, module_path, operator_name, renames, rewrite, where
@@ -129,13 +130,31 @@ class _Lowering:
         inner = graph_module.get_submodule(str(body.target)) if isinstance(body, fx.Node) else None
         if not isinstance(inner, fx.GraphModule):
             raise GraphError(f"{name}{where(node)} cannot be captured: it has no body")
+        results = self._inline(inner, arguments, stops_gradient=stops_gradient)
+        self.names.bind_list(node, [self.names.value(item) for item in results], [self.names.storage(item) for item in results])
+
+    def _inline(self, inner: fx.GraphModule, arguments: Sequence[Any], *, stops_gradient: bool) -> list[fx.Node]:
+        """Lower the calls of a body where it is called; the names of what it returns."""
         placeholders = [item for item in inner.graph.nodes if item.op == "placeholder"]
         for placeholder, argument in zip(placeholders, arguments, strict=True):
             if isinstance(argument, fx.Node):
                 self._enter(placeholder, argument, stops_gradient=stops_gradient)
-        results = [item for item in self.run(inner) if isinstance(item, fx.Node)]
-        values, storages = map(self.names.value, results), map(self.names.storage, results)
-        self.names.bind_list(node, list(values), list(storages))
+        returned = self.run(inner)
+        return [item for item in (returned if isinstance(returned, (tuple, list)) else [returned]) if isinstance(item, fx.Node)]
+
+    def _composite(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+        try:
+            results = self._inline(*taken_apart(node, target), stops_gradient=False)
+        except GraphError as error:
+            raise GraphError(
+                f"{operator_name(target)}{where(node)} cannot be captured: it is made of others, and {error}"
+            ) from error
+        if isinstance(node.meta["val"], (tuple, list)):
+            self.names.bind_list(
+                node, [self.names.value(item) for item in results], [self.names.storage(item) for item in results]
+            )
+        else:
+            self.names.bind(node, self.names.value(results[0]), self.names.storage(results[0]))
 
     def _enter(self, placeholder: fx.Node, argument: fx.Node, *, stops_gradient: bool) -> None:
         value, storage = self.names.value(argument), self.names.storage(argument)
@@ -160,6 +179,9 @@ class _Lowering:
             copies = name in ("clone", "lift_fresh_copy") or (name == "contiguous" and not is_contiguous(source))
             storage = self.names.new_storage() if copies else self.names.storage(source)
             self.names.bind(node, self.names.value(source), storage)
+            return
+        if is_composite(target):
+            self._composite(node, target)
             return
         if name == "batch_norm":
             outputs = self._batch_norm(node, arguments)

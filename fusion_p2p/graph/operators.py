@@ -140,6 +140,8 @@ _LAYERS = {
     "mm": _op(aten.mm.default, "self mat2"),
     "bmm": _op(aten.bmm.default, "self mat2"),
     "baddbmm": _op(aten.baddbmm.default, "self batch1 batch2 beta alpha"),
+    "mv": _op(aten.mv.default, "self vec"),
+    "dot": _op(aten.dot.default, "self tensor"),
     "outer": _op(aten.outer.default, "self vec2"),
     "conv1d": _op(aten.conv1d.default, _CONVOLUTION),
     "conv2d": _op(aten.conv2d.default, _CONVOLUTION),
@@ -152,6 +154,7 @@ _LAYERS = {
         "weight indices padding_idx scale_grad_by_freq sparse",
         pinned={"scale_grad_by_freq": False, "sparse": False},
     ),
+    "_weight_norm_interface": _op(aten._weight_norm_interface.default, "v g dim", outputs=2),
     "layer_norm": _op(aten.layer_norm.default, "input normalized_shape weight bias eps"),
     "rms_norm": _op(aten.rms_norm.default, "input normalized_shape weight eps"),
     "group_norm": _op(aten.group_norm.default, "input num_groups weight bias eps"),
@@ -360,6 +363,7 @@ _SHAPES = {
 }
 
 _INDEXING = {
+    "one_hot": _op(aten.one_hot.default, "self num_classes"),
     "gather": _op(aten.gather.default, "self dim index sparse_grad", pinned={"sparse_grad": False}),
     "index.Tensor": _op(aten.index.Tensor, "self indices"),
     "index_select": _op(aten.index_select.default, "self dim index"),

@@ -140,6 +140,9 @@ def _own_bounds(graph: Graph, node: Node) -> list[tuple[int, IndexBound]]:
         case "gather" | "index_select":
             dim = arguments["dim"]
             return _bound(graph, arguments["index"], _size(graph, arguments["self"], dim if isinstance(dim, int) else 0))
+        case "one_hot":
+            count = arguments["num_classes"]
+            return _bound(graph, arguments["self"], count if isinstance(count, int) else 0)
         case "index.Tensor":
             indices = arguments["indices"]
             found: list[tuple[int, IndexBound]] = []

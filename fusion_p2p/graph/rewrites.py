@@ -52,6 +52,11 @@ def renames(name: str, arguments: Arguments, node: fx.Node) -> bool:
     return False
 
 
+def is_rewritten(name: str) -> bool:
+    """Whether calls of this name become something else here or in `lowering.py`, even if the table has no such operator."""
+    return name in _REWRITES or name in ("broadcast_tensors", "to.other", "feature_dropout")
+
+
 def rewrite(name: str, arguments: Arguments, node: fx.Node) -> Rewritten:
     """The table's name and arguments for a call; unknown names pass through and are refused when emitted."""
     rule = _REWRITES.get(name)

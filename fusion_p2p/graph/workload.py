@@ -33,6 +33,8 @@ _MATMUL_OPERANDS = {
     "addmm": ("mat1", "mat2"),
     "matmul": ("self", "other"),
     "mm": ("self", "mat2"),
+    "mv": ("self", "vec"),
+    "dot": ("self", "tensor"),
     "bmm": ("self", "mat2"),
     "baddbmm": ("batch1", "batch2"),
 }

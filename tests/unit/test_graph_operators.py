@@ -42,6 +42,10 @@ CASES: dict[str, Case] = {
     "mm": lambda x: torch.mm(x, x.t()),
     "bmm": lambda x: torch.bmm(x.reshape(2, 2, 6), x.reshape(2, 6, 2)),
     "baddbmm": lambda x: torch.baddbmm(x.reshape(2, 2, 6)[:, :, :2], x.reshape(2, 2, 6), x.reshape(2, 6, 2), alpha=0.3),
+    "mv": lambda x: torch.mv(x, x[0]),
+    "dot": lambda x: torch.dot(x[0], x[1]),
+    "one_hot": lambda x: x * functional.one_hot(integers(4, below=6), 6),
+    "_weight_norm_interface": lambda x: torch._weight_norm(x, x.amax(1, keepdim=True), 0),
     "outer": lambda x: torch.outer(x[0], x[1]),
     "conv1d": lambda x: functional.conv1d(x.reshape(1, 4, 6), x[:, :2].reshape(2, 4, 1), stride=2, padding=1),
     "conv2d": lambda x: functional.conv2d(image(x), x[:2, :4].reshape(1, 2, 2, 2), padding=1),
@@ -229,6 +233,23 @@ def test_operator_equals_the_call_it_was_captured_from(name: str) -> None:
     captured = assert_same_as_eager(Called(CASES[name]), {"scale": torch.linspace(0.5, 1.5, 6)})
     check(captured.graph)
     assert name in {node.op for node in captured.graph.nodes} or name in NOT_IDENTITY
+
+
+COMPOSITES: dict[str, Case] = {
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij"),
+    "triplet_margin_loss": lambda x: functional.triplet_margin_loss(x, x.flip(0), x.flip(1)),
+    "tensor_split": lambda x: torch.tensor_split(x, 3, 1),
+    "tile": lambda x: x.tile(2, 2),
+    "ravel": lambda x: x.ravel(),
+    "swapaxes": lambda x: x.swapaxes(0, 1),
+}
+
+
+@pytest.mark.row(33)
+@pytest.mark.parametrize("name", sorted(COMPOSITES))
+def test_what_torch_defines_by_simpler_operators_is_taken_apart(name: str) -> None:
+    assert_same_as_eager(Called(COMPOSITES[name]), {"scale": torch.linspace(0.5, 1.5, 6)}, tolerance=1e-6)
 
 
 def test_every_operator_is_tested() -> None:
