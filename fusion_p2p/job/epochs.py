@@ -64,11 +64,18 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerProgressed:
+    """A peer has fetched or allocated another piece: the lease begins anew."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Proposed | PeerPrepared | PeerStarted | PeerGone | Tick
+Event = Proposed | PeerPrepared | PeerStarted | PeerGone | PeerProgressed | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,8 @@ def step(state: Epochs, event: Event, now: float) -> tuple[Epochs, tuple[Action,
             return _answered(state, Phase.STARTING, peer, epoch, now)
         case PeerGone(peer, reason):
             return _gone(state, peer, reason)
+        case PeerProgressed(peer):
+            return (replace(state, deadline=now + state.lease_s) if peer in state.waiting else state), ()
         case Tick():
             return _tick(state, now)
 

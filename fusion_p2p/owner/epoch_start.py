@@ -10,7 +10,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.job import epochs
 from fusion_p2p.job.epochs import Epochs
 from fusion_p2p.owner.links import Gone, Heard, Links
-from fusion_p2p.wire.job_messages import Abort, Prepare, Prepared, Refused, Start, Started
+from fusion_p2p.wire.job_messages import Abort, Failed, Prepare, Prepared, Pulse, Refused, Start, Started
 
 TICK_S = 1.0
 
@@ -39,7 +39,7 @@ class EpochStart:
             except TimeoutError:
                 self._step(epochs.Tick(), attempt)
                 continue
-            event = _event(heard)
+            event = attempt.event(heard)
             if event is not None:
                 self._step(event, attempt)
         return attempt.reason
@@ -55,8 +55,26 @@ class _Attempt:
 
     def __init__(self, links: Links, prepare: Callable[[int], Prepare], record_start: Callable[[int], None]) -> None:
         self._links, self._prepare, self._record_start = links, prepare, record_start
+        self._progress: dict[PeerId, int] = {}
         self.ended = False
         self.reason: str | None = None
+
+    def event(self, heard: Heard | Gone) -> epochs.Event | None:
+        """What a message means for the start, if anything."""
+        peer = heard.peer
+        if isinstance(heard, Gone):
+            return epochs.PeerGone(peer, heard.reason)
+        match heard.message:
+            case Prepared(epoch=epoch):
+                return epochs.PeerPrepared(peer, epoch)
+            case Started(epoch=epoch):
+                return epochs.PeerStarted(peer, epoch)
+            case Refused(reason=reason) | Failed(reason=reason):
+                return epochs.PeerGone(peer, reason)
+            case Pulse(progress=progress) if progress != self._progress.get(peer):
+                self._progress[peer] = progress
+                return epochs.PeerProgressed(peer)
+        return None
 
     def act(self, action: epochs.Action) -> None:
         match action:
@@ -79,17 +97,3 @@ class _Attempt:
                 self.ended, self.reason = True, reason
             case epochs.ProposalRefused(reason):
                 self.ended, self.reason = True, reason
-
-
-def _event(heard: Heard | Gone) -> epochs.Event | None:
-    peer: PeerId = heard.peer
-    if isinstance(heard, Gone):
-        return epochs.PeerGone(peer, heard.reason)
-    match heard.message:
-        case Prepared(epoch=epoch):
-            return epochs.PeerPrepared(peer, epoch)
-        case Started(epoch=epoch):
-            return epochs.PeerStarted(peer, epoch)
-        case Refused(reason=reason):
-            return epochs.PeerGone(peer, reason)
-    return None

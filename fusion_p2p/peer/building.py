@@ -59,8 +59,13 @@ class Bench:
         return await asyncio.wrap_future(self.thread.submit(call, *args, **kwargs))
 
 
-async def build_epoch(transport: Transport, bench: Bench, owner: PeerId, prepare: Prepare) -> BuiltEpoch:
-    """Slices that are ready to run. GraphError, WireError, NetworkError or SliceFailed say why not, in one sentence."""
+async def build_epoch(
+    transport: Transport, bench: Bench, owner: PeerId, prepare: Prepare, progressed: Callable[[], None]
+) -> BuiltEpoch:
+    """Slices that are ready to run. GraphError, WireError, NetworkError or SliceFailed say why not, in one sentence.
+
+    `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease.
+    """
     async with BlobReader(transport, owner) as reader:
         graph = decode_graph(await _content(reader, prepare.graph, MAX_GRAPH_BYTES))
         plan = decode_plan(await _content(reader, prepare.plan, MAX_PLAN_BYTES))
@@ -86,6 +91,7 @@ class _Site:
     parts: Cut
     plan: Plan
     edges: tuple[SliceEdges, ...]
+    progressed: Callable[[], None]
 
 
 async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
@@ -153,6 +159,7 @@ async def _fetch_tensors(site: _Site, index: int, reader: BlobReader, prepare: P
         if prepare.state_step or (name.startswith("parameter/") and name not in ruled):
             request = FetchTensor(job=prepare.job, incarnation=prepare.incarnation, step=prepare.state_step, name=name)
             tensors[name] = from_bytes(await reader.tensor(request, type_.num_bytes), type_, host)
+            site.progressed()
     return tensors
 
 

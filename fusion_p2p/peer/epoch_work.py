@@ -170,7 +170,7 @@ class EpochWork:
         work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._commits.get(task.moment.step))
         try:
             outcome = await asyncio.wrap_future(work)
-        except SliceFailed as error:
+        except (SliceFailed, WireError) as error:
             self._fail(index, str(error))
             return False
         self._flows[index], _ = flows.step(self._flows[index], flows.Finished())

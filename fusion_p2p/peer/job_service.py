@@ -28,6 +28,7 @@ from fusion_p2p.wire.job_messages import (
     JOB_PROTOCOL,
     Abort,
     Commit,
+    Failed,
     Prepare,
     Prepared,
     Pulse,
@@ -195,7 +196,7 @@ class JobService:
     async def _build(self, engaged: _Engagement) -> None:
         claim = engaged.claim
         try:
-            built = await build_epoch(self._transport, self._bench, claim.owner, engaged.prepare)
+            built = await build_epoch(self._transport, self._bench, claim.owner, engaged.prepare, self._progressed)
         except FusionError as error:
             log.warning("cannot take job=%s: %s", claim.job[:8], error)
             self._step(tenures.BuildFailed(claim, str(error)))
@@ -205,6 +206,9 @@ class JobService:
         self._receiver.open_inlet(built.run, engaged.work)
         self._blobs.offer_tensors(claim.job, self._tensor)
         self._step(tenures.Built(claim))
+
+    def _progressed(self) -> None:
+        self._done_before += 1
 
     def _begin(self) -> None:
         engaged = self._engaged
@@ -243,4 +247,16 @@ class JobService:
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("the job service does not run")
-        return self._group.create_task(work)
+        return self._group.create_task(self._supervise(work))
+
+    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
+        """A fault of ours in one job must not take the volunteer's process with it: the job ends, the peer lives on."""
+        engaged = self._engaged
+        try:
+            await work
+        except Exception as error:
+            log.exception("job ended by an unexpected error")
+            if engaged is not None and engaged is self._engaged:
+                reason = f"unexpected {type(error).__name__}: {error}"[:1000]
+                self._say(engaged.claim.owner, Failed(epoch=engaged.claim.epoch, slice=0, reason=reason))
+                self._step(tenures.Ended(engaged.claim, reason))

@@ -7,6 +7,7 @@ from fusion_p2p.job.epochs import (
     Epochs,
     PeerGone,
     PeerPrepared,
+    PeerProgressed,
     PeerStarted,
     Phase,
     ProposalRefused,
@@ -53,6 +54,13 @@ def test_silence_beyond_the_lease_aborts_and_names_who_was_silent() -> None:
     state, actions = drive(state, Tick(), now=40.0)
     assert actions == [SendAbort(1, BOTH, "no answer within 30 s from b")]
     assert drive(state, PeerPrepared(B, 1), now=41.0)[1] == []
+
+
+def test_a_peer_that_makes_progress_is_waited_for() -> None:
+    state, _ = drive(Epochs(), PROPOSAL, now=0.0)
+    state, _ = drive(state, PeerProgressed(A), PeerProgressed(C), now=25.0)
+    assert drive(state, Tick(), now=54.0)[1] == []
+    assert isinstance(drive(state, Tick(), now=55.0)[1][0], SendAbort)
 
 
 def test_proposals_of_older_terms_or_of_another_base_are_refused_with_a_reason() -> None:
