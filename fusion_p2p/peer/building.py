@@ -79,7 +79,10 @@ async def build_epoch(
             raise SliceFailed("the plan gives this peer nothing to do")
         await bench.run(_refuse_what_does_not_fit, graph, parts, plan, mine, prepare, bench.offered_bytes)
         edges = slice_edges(graph, parts)
-        tasks = {index: await _slice_tasks(_Site(graph, parts, plan, edges), index, bench, reader, prepare) for index in mine}
+        tasks = {
+            index: await _slice_tasks(_Site(graph, parts, plan, edges, progressed), index, bench, reader, prepare)
+            for index in mine
+        }
     await _meet(transport, prepare.contacts)
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
     return BuiltEpoch(run, owner, graph, plan, edges, tasks, prepare.state_step)
