@@ -111,9 +111,8 @@ class Daemon:
 
     async def stop(self) -> None:
         """End the process; SIGKILL after STOP_TIMEOUT_S."""
-        tasks = [self.p2p._client.control._read_task, self.p2p._client.control._write_task]
         await self.p2p.shutdown()
-        await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        await asyncio.wait(_connection_tasks(self.p2p), timeout=STOP_TIMEOUT_S)
         await _end(self._process, self._output)
 
 
@@ -255,9 +254,24 @@ async def _until_ready(
 
 async def _replicate(control_path: Path) -> P2P:
     try:
-        return await P2P.replicate(HivemindMultiaddr(f"/unix{control_path}"))
+        p2p = await P2P.replicate(HivemindMultiaddr(f"/unix{control_path}"))
     except (OSError, EOFError, P2PDaemonError) as error:
         raise NetworkError(f"the local network daemon p2pd broke off at its start: {error}") from None
+    for task in _connection_tasks(p2p):
+        task.add_done_callback(_take_result)
+    return p2p
+
+
+def _connection_tasks(p2p: P2P) -> list[asyncio.Task[None]]:
+    """The tasks that read and write hivemind's persistent connection to the daemon."""
+    control = p2p._client.control
+    return [control._read_task, control._write_task]
+
+
+def _take_result(task: asyncio.Task[None]) -> None:
+    """They fail when the daemon dies; hivemind never looks, and asyncio would report that as an error of ours."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _end(process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:

@@ -32,6 +32,7 @@ NUM_KEYS = 16
 OPERATION_TIMEOUT_S = 15.0
 CALL_TIMEOUT_S = 3.0
 """For one question to one node."""
+START_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 1.0
 MIN_EXPIRY_GAIN_S = 0.001
 """The DHT keeps the record that expires last, so a replacement must expire later than what it replaces."""
@@ -61,14 +62,26 @@ class HivemindDirectory:
         self._identity = identity
         self._transport = transport
         self._node: DHTNode | None = None
+        self._ready = False
         self._entries: set[PeerId] = set()
         self._expires_at = 0.0
         self._newest: dict[PeerId, int] = {}
 
     async def start(self, daemon: Daemon) -> None:
         """Begin on a daemon, or go on on a new one with what the node knew."""
-        previous, self._node = self._node, None
-        node = await DHTNode.create(
+        self._ready, previous = False, self._node
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):  # hivemind waits for ever when its daemon goes meanwhile
+                node = await self._create(daemon, previous)
+        except TimeoutError:
+            raise NetworkError("the local network daemon p2pd does not take the directory's services") from None
+        if previous is not None:
+            node.protocol.storage = previous.protocol.storage
+        self._node, self._ready = node, True
+        await self.join(self._entries)
+
+    async def _create(self, daemon: Daemon, previous: DHTNode | None) -> DHTNode:
+        return await DHTNode.create(
             p2p=daemon.p2p,
             node_id=previous.node_id if previous else None,
             client_mode=self._transport.is_relayed,
@@ -79,10 +92,6 @@ class HivemindDirectory:
             cache_nearest=0,
             cache_on_store=False,
         )
-        if previous is not None:
-            node.protocol.storage = previous.protocol.storage
-        self._node = node
-        await self.join(self._entries)
 
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Meet the DHT through connected peers; how many of them answered."""
@@ -138,7 +147,7 @@ class HivemindDirectory:
                     await self._node.shutdown()
 
     def _running(self) -> DHTNode:
-        if self._node is None:
+        if self._node is None or not self._ready:
             raise NetworkError("the directory is being restarted with the local network daemon")
         return self._node
 

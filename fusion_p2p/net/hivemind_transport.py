@@ -290,7 +290,10 @@ class HivemindTransport:
                 )
             restarts.append(now)
             logger.warning("the local network daemon p2pd died (%s): starting it again", said)
-            await self._restart()
+            try:
+                await self._restart()
+            except NetworkError as error:  # it died again meanwhile, which the next turn counts
+                logger.warning("%s", error)
 
     async def _restart(self) -> None:
         await self._daemon.stop()
