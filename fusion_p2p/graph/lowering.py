@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.bindings import Bindings
 from fusion_p2p.graph.composites import is_composite, taken_apart
+from fusion_p2p.graph.emission import Emitted
 from fusion_p2p.graph.fake import type_of
-from fusion_p2p.graph.operators import OPS
-from fusion_p2p.graph.rewrites import Arguments, is_contiguous, module_path, operator_name, renames, rewrite, where
+from fusion_p2p.graph.rewrites import Arguments, is_contiguous, operator_name, renames, rewrite, where
 from fusion_p2p.graph.schema import Argument, Node, Ref, Scalar, TensorType
 
 _IGNORED_ARGUMENTS = frozenset(
@@ -61,7 +61,7 @@ def lower(graph_module: fx.GraphModule, leaves: dict[fx.Node, int], types: list[
     if len(output) != 1 or not isinstance(output[0], fx.Node):
         raise GraphError("the model does not return one loss tensor")
     loss, updates = lowering.names.value(output[0]), lowering.updates()
-    return Lowered(lowering.nodes, lowering.types, updates, loss)
+    return Lowered(lowering.values.nodes, lowering.values.types, updates, loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ _SCATTERS = {"slice.Tensor": "slice_scatter", "select.int": "select_scatter"}
 
 class _Lowering:
     def __init__(self, leaves: dict[fx.Node, int], types: list[TensorType]) -> None:
-        self.nodes: list[Node] = []
-        self.types = list(types)
+        self.values = Emitted(types)
         self.names = Bindings(leaves, len(types))
         self._num_leaves = len(types)
         self._parts: dict[fx.Node, _Part] = {}
@@ -96,15 +95,7 @@ class _Lowering:
 
     def updates(self) -> dict[int, int]:
         """What was written into inputs and buffers: no gradient flows back through it."""
-        return {leaf: self._detached(value) for leaf, value in self.names.written_leaves().items()}
-
-    def _detached(self, value: int) -> int:
-        item = self.types[value]
-        if not item.grad:
-            return value
-        self.nodes.append(Node("detach", {"self": Ref(value)}, len(self.types), 1))
-        self.types.append(TensorType(item.shape, item.dtype, grad=False))
-        return len(self.types) - 1
+        return {leaf: self.values.detached(value) for leaf, value in self.names.written_leaves().items()}
 
     def _call(self, graph_module: fx.GraphModule, node: fx.Node) -> None:
         target = node.target
@@ -158,8 +149,8 @@ class _Lowering:
 
     def _enter(self, placeholder: fx.Node, argument: fx.Node, *, stops_gradient: bool) -> None:
         value, storage = self.names.value(argument), self.names.storage(argument)
-        if stops_gradient and self.types[value].grad:
-            value = self._emit("detach", {"self": Ref(value)}, [placeholder.meta["val"]], argument)[0]
+        if stops_gradient and self.values.types[value].grad:
+            value = self.values.emit("detach", {"self": Ref(value)}, [placeholder.meta["val"]], argument)[0]
             storage = self.names.sealed_storage()
         self.names.bind(placeholder, value, storage)
 
@@ -190,7 +181,7 @@ class _Lowering:
         elif name == "broadcast_tensors":
             outputs = self._broadcast(node, arguments)
         else:
-            outputs = self._emit(
+            outputs = self.values.emit(
                 *rewrite(name, arguments, node), result if isinstance(result, (tuple, list)) else [result], node
             )
         if name in _SCATTERS and isinstance(source, fx.Node):
@@ -207,20 +198,20 @@ class _Lowering:
         """torch lets `cat` join an empty tensor of any rank (an empty cache, say); graphs have no empty tensors."""
         tensors = arguments["tensors"]
         items = tensors if isinstance(tensors, tuple) else ()
-        kept = tuple(item for item in items if isinstance(item, Ref) and self.types[item.value].num_elements > 0)
+        kept = tuple(item for item in items if isinstance(item, Ref) and self.values.types[item.value].num_elements > 0)
         if len(kept) == 1:
             return [kept[0].value]
-        return self._emit("cat", {"tensors": kept, "dim": arguments["dim"]}, [node.meta["val"]], node)
+        return self.values.emit("cat", {"tensors": kept, "dim": arguments["dim"]}, [node.meta["val"]], node)
 
     def _broadcast(self, node: fx.Node, arguments: Arguments) -> list[int]:
         tensors = arguments["tensors"]
         outputs: list[int] = []
         for item, result in zip(tensors if isinstance(tensors, tuple) else (), node.meta["val"], strict=True):
             shape = type_of(result).shape
-            if isinstance(item, Ref) and self.types[item.value].shape == shape:
+            if isinstance(item, Ref) and self.values.types[item.value].shape == shape:
                 outputs.append(item.value)
             else:
-                outputs += self._emit("expand", {"self": item, "size": shape, "implicit": False}, [result], node)
+                outputs += self.values.emit("expand", {"self": item, "size": shape, "implicit": False}, [result], node)
         return outputs
 
     def _write_in_place(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
@@ -237,7 +228,7 @@ class _Lowering:
             if renames(pure, arguments, node):
                 new = self.names.value(written)
             else:
-                new = self._emit(*rewrite(pure, arguments, node), [node.meta["val"]], node)[0]
+                new = self.values.emit(*rewrite(pure, arguments, node), [node.meta["val"]], node)[0]
         self._write(node, written, new)
         self.names.bind(node, new, self.names.storage(written))
 
@@ -247,31 +238,31 @@ class _Lowering:
         item = type_of(result)
         if name == "detach_":
             value = arguments["self"]
-            if isinstance(value, Ref) and not self.types[value.value].grad:
+            if isinstance(value, Ref) and not self.values.types[value.value].grad:
                 return value.value
-            return self._emit("detach", {"self": value}, [result], node)[0]
+            return self.values.emit("detach", {"self": value}, [result], node)[0]
         source: Argument = {"zero_": 0}.get(name, arguments.get("value", arguments.get("src")))
         if not isinstance(source, Ref):
             full: Arguments = {"size": item.shape, "fill_value": source, "dtype": item.dtype}
-            return self._emit("full", full, [result], node)[0]
-        if self.types[source.value].dtype != item.dtype:
-            fake: Tensor = result.new_empty(self.types[source.value].shape)
-            source = Ref(self._emit("cast", {"input": source, "dtype": item.dtype}, [fake], node)[0])
-        if self.types[source.value].shape != item.shape:
-            source = Ref(self._emit("expand", {"self": source, "size": item.shape, "implicit": False}, [result], node)[0])
-        return self._emit("clone", {"self": source}, [result], node)[0]
+            return self.values.emit("full", full, [result], node)[0]
+        if self.values.types[source.value].dtype != item.dtype:
+            fake: Tensor = result.new_empty(self.values.types[source.value].shape)
+            source = Ref(self.values.emit("cast", {"input": source, "dtype": item.dtype}, [fake], node)[0])
+        if self.values.types[source.value].shape != item.shape:
+            source = Ref(self.values.emit("expand", {"self": source, "size": item.shape, "implicit": False}, [result], node)[0])
+        return self.values.emit("clone", {"self": source}, [result], node)[0]
 
     def _write(self, node: fx.Node, written: fx.Node, new: int) -> None:
         old = self.names.value(written)
         call = f"{operator_name(node.target)}{where(node)}"
-        if old < self._num_leaves and self.types[old].grad:
+        if old < self._num_leaves and self.values.types[old].grad:
             raise GraphError(f"{call} writes in place into a trainable parameter, which cannot be captured")
         part = self._parts.get(written)
         if part is None:
             self.names.write(written, new, call)
             return
         arguments = {"self": Ref(self.names.value(part.whole)), "src": Ref(new), **part.arguments}
-        self._write(node, part.whole, self._emit(part.scatter, arguments, [part.whole.meta["val"]], node)[0])
+        self._write(node, part.whole, self.values.emit(part.scatter, arguments, [part.whole.meta["val"]], node)[0])
         self.names.bind(written, new, self.names.storage(written))
 
     def _batch_norm(self, node: fx.Node, arguments: Arguments) -> list[int]:
@@ -279,17 +270,17 @@ class _Lowering:
         names: tuple[str, ...] = ("input", "weight", "bias", "eps")
         result = [node.meta["val"]]
         if arguments["running_mean"] is None:
-            return self._emit("batch_norm_by_batch", {name: arguments[name] for name in names}, result, node)
+            return self.values.emit("batch_norm_by_batch", {name: arguments[name] for name in names}, result, node)
         names = (*names, "running_mean", "running_var")
         if not arguments["training"]:
-            return self._emit("batch_norm_evaluate", {name: arguments[name] for name in names}, result, node)
+            return self.values.emit("batch_norm_evaluate", {name: arguments[name] for name in names}, result, node)
         mean, variance = node.args[3], node.args[4]
         if not isinstance(mean, fx.Node) or not isinstance(variance, fx.Node):
             raise GraphError(f"batch_norm{where(node)} has a running mean without a running variance")
         results = [*result, mean.meta["val"], variance.meta["val"]]
-        outputs = self._emit("batch_norm", {name: arguments[name] for name in (*names, "momentum")}, results, node)
+        outputs = self.values.emit("batch_norm", {name: arguments[name] for name in (*names, "momentum")}, results, node)
         for statistic in outputs[1:]:
-            self.types[statistic] = replace(self.types[statistic], grad=False)
+            self.values.types[statistic] = replace(self.values.types[statistic], grad=False)
         self._write(node, mean, outputs[1])
         self._write(node, variance, outputs[2])
         return outputs[:1]
@@ -324,23 +315,3 @@ class _Lowering:
         raise GraphError(
             f"{operator_name(node.target)}{where(node)} has an argument of type {type(item).__name__}, which graphs do not have"
         )
-
-    def _emit(self, name: str, arguments: Arguments, results: Sequence[Tensor], node: fx.Node) -> list[int]:
-        """Append one node; `results` are fake tensors of its outputs."""
-        op = OPS.get(name)
-        if op is None:
-            raise GraphError(f"{name}{where(node)} cannot be captured: it is not in the operator table")
-        if arguments.keys() != op.arguments:
-            odd = ", ".join(sorted(arguments.keys() ^ op.arguments))
-            raise GraphError(f"{name}{where(node)} cannot be captured with these arguments: {odd}")
-        for argument, only in op.pinned.items():
-            if arguments[argument] != only:
-                raise GraphError(f"{name}{where(node)} cannot be captured with {argument}={arguments[argument]}, only {only}")
-        new = Node(name, arguments, len(self.types), 1, module_path(node))
-        grad = any(self.types[value].grad for value in new.reads()) and name != "detach"
-        types = [type_of(item) for item in results]
-        self.types += [
-            TensorType(item.shape, item.dtype, grad and item.dtype.endswith(("float16", "float32"))) for item in types
-        ]
-        self.nodes.append(Node(name, arguments, new.first, len(types), new.module))
-        return list(range(new.first, new.first + len(types)))
