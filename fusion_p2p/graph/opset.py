@@ -71,12 +71,13 @@ class IndexBound(NamedTuple):
 
     def first_illegal(self, tensor: Tensor) -> int | None:
         """An element of an integer tensor that is out of range, or None."""
-        illegal = (tensor < self.low) | (tensor >= self.high)
+        elements = tensor.long()  # torch compares a byte with 50257 by wrapping the number around
+        illegal = (elements < self.low) | (elements >= self.high)
         if self.ignored is not None:
-            illegal &= tensor != self.ignored
+            illegal &= elements != self.ignored
         if not bool(illegal.any()):
             return None
-        return int(tensor[illegal][0])
+        return int(elements[illegal][0])
 
     def both(self, other: IndexBound) -> IndexBound:
         """The elements that are legal for two readers."""

@@ -13,7 +13,7 @@ import torch
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.capture import capture
 from fusion_p2p.graph.check import Limits, check
-from fusion_p2p.graph.opset import index_bounds
+from fusion_p2p.graph.opset import IndexBound, index_bounds
 from fusion_p2p.graph.schema import Graph, Node, Parameter, Ref, Rule, TensorType
 from fusion_p2p.models.catalogue import build
 from tests.unit.graph_builder import GraphBuilder
@@ -169,6 +169,13 @@ def test_index_bounds_reach_the_inputs() -> None:
     assert tokens.first_illegal(torch.tensor([-1])) == -1
     assert targets.first_illegal(torch.tensor([-100, 3])) is None
     assert targets.first_illegal(torch.tensor([-99])) == -99
+
+
+def test_index_bounds_of_bytes() -> None:
+    data = torch.tensor([0, 100, 255], dtype=torch.uint8)
+    assert IndexBound(0, 50257, -100).first_illegal(data) is None
+    assert IndexBound(-300, 256).first_illegal(data) is None
+    assert IndexBound(0, 255).first_illegal(data) == 255
 
 
 def test_index_bounds_of_every_reader_hold() -> None:
