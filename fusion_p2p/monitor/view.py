@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from typing import TextIO
 
 from rich.console import Console
 
-from fusion_p2p.job.progress import RunReport
+from fusion_p2p.job.progress import RunReport, RunSnapshot
 from fusion_p2p.monitor.run_lines import RunLines
 from fusion_p2p.monitor.run_table import RunTable
+from fusion_p2p.monitor.text import harmless
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -20,7 +24,21 @@ def open_view(stream: TextIO | None = None) -> Iterator[RunReport]:
     out = stream if stream is not None else sys.stdout
     console = Console(file=out)
     if not console.is_terminal:
-        yield RunLines(lambda line: print(line, file=out, flush=True))
+        yield Logged(RunLines(lambda line: print(line, file=out, flush=True)))
         return
     with RunTable(console) as table:
-        yield table
+        yield Logged(table)
+
+
+class Logged:
+    """A view whose lines, not its figures (they are in the metrics), are in the run's log too."""
+
+    def __init__(self, view: RunReport) -> None:
+        self._view = view
+
+    def say(self, line: str) -> None:
+        log.info("%s", harmless(line, 2000))
+        self._view.say(line)
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        self._view.show(snapshot)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -178,7 +179,7 @@ def refuse(arguments: Sequence[str], exit_code: int, fragment: str, folder: Path
         command(words),
         cwd=ROOT,
         # A state folder of its own: peers remembered by another command would answer where none is expected.
-        env=environment(folder, f"refused-{exit_code}-{fragment.encode().hex()[:32]}"),
+        env=environment(Path(tempfile.mkdtemp(dir=folder)), "refused"),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,13 +33,19 @@ def test_help_is_fast_and_imports_nothing_heavy():
     )
     seconds, outputs = [], []
     for _ in range(3):
-        began = time.perf_counter()
+        before = processor_seconds()
         outputs.append(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(processor_seconds() - before)
     assert "heavy []" in outputs[0]
     assert all(name in outputs[0] for name in ("bootstrap", "join", "train", "export", "status"))
-    # The fastest of three: other processes of this machine must not decide.
+    # Processor time, and the best of three: other processes of this machine must not decide.
     assert min(seconds) < 0.5
+
+
+def processor_seconds() -> float:
+    """Of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]):

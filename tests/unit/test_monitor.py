@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -82,12 +83,12 @@ def test_lines_are_few_but_never_miss_the_first_the_last_and_a_validation():
     assert len(steps) < 70
 
 
-def test_a_pipe_gets_plain_lines():
+def test_a_pipe_gets_plain_lines_which_are_logged_too(caplog: pytest.LogCaptureFixture):
     out = io.StringIO()
-    with open_view(out) as view:
+    with caplog.at_level(logging.INFO), open_view(out) as view:
         view.say("waiting: \x1b[31mred")
         view.show(snapshot())
-    assert isinstance(view, RunLines)
+    assert caplog.messages == ["waiting: ?[31mred"]
     assert out.getvalue().splitlines()[0] == "waiting: ?[31mred"
     assert out.getvalue().splitlines()[1].startswith("step 40/300")
 
