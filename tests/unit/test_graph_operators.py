@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from fusion_p2p.graph.check import check
 from fusion_p2p.graph.operators import OPS
-from fusion_p2p.graph.schema import RANDOM_OPS
+from fusion_p2p.graph.schema import OPSET, RANDOM_OPS
 from tests.unit.graph_running import assert_same_as_eager
 
 aten = torch.ops.aten
@@ -263,3 +264,10 @@ def test_the_table_is_consistent() -> None:
         assert not op.source or "dtype" in op.arguments, name
     in_place = [name for name in OPS if name.partition(".")[0].endswith("_")]
     assert in_place == []
+
+
+def test_operator_set_1_keeps_its_promises() -> None:
+    """Adding an operator appends a line. Changing or removing one breaks graphs that exist: raise `OPSET` and add a file."""
+    promised = (Path(__file__).parent / f"opset_{OPSET}.txt").read_text().splitlines()
+    now = {f"{name}({', '.join(sorted(op.arguments))}) -> {op.outputs or 'any'}" for name, op in OPS.items()}
+    assert set(promised) == now
