@@ -1,8 +1,8 @@
 """How much device memory a slice needs: arithmetic on declared sizes, the same for planners and for the peer that consents.
 
 parameters   trainable bytes x (1 value + 1 gradient + optimiser moments) + 2 x buffer bytes (the pending update is kept aside)
-in flight    in_flight x (bytes saved for backward + bytes of what it reads)
-             with recomputation: in_flight x bytes of what it reads + 1 x bytes saved
+in flight    in_flight x (bytes saved for backward + bytes of what it reads and sends)
+             with recomputation: in_flight x bytes of what it reads and sends + 1 x bytes saved
 credits      credits x (bytes it receives + bytes of the gradients it receives)
 working      2 x its largest value (a value and its gradient while a node runs)
 """
@@ -39,8 +39,8 @@ def num_moments(optimiser: OptimiserSettings) -> int:
 def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: Holding) -> int:
     """Bytes of device memory a slice needs at most; `saved_bytes[n]` are the bytes node n keeps for its backward pass."""
     saved = sum(saved_bytes[node] for node in part.nodes)
-    reads = _num_bytes(graph, (*part.receives, *part.inputs))
-    kept = holding.in_flight * reads + (saved if holding.recompute else holding.in_flight * saved)
+    crossing = _num_bytes(graph, (*part.receives, *part.inputs, *part.sends))
+    kept = holding.in_flight * crossing + (saved if holding.recompute else holding.in_flight * saved)
     gradients = _num_bytes(graph, (value for value in part.sends if graph.types[value].grad))
     arriving = holding.credits * (_num_bytes(graph, part.receives) + gradients)
     return _state_bytes(graph, part, holding.moments) + kept + arriving + _working_bytes(graph, part)

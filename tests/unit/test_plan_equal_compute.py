@@ -89,9 +89,9 @@ def test_memory_is_counted_by_the_formula() -> None:
     weight, activation = WIDTH * WIDTH * 4, BATCH * WIDTH * 4
     saved = [100, 100, 0]
     assert num_moments(ADAM) == 2
-    expected = 4 * weight + 3 * (100 + activation) + 2 * activation + 2 * activation
+    expected = 4 * weight + 3 * (100 + 2 * activation) + 2 * activation + 2 * activation
     assert slice_bytes(graph, part, saved, Holding(in_flight=3, credits=2, moments=2)) == expected
-    recomputed = 4 * weight + 3 * activation + 100 + 2 * activation + 2 * activation
+    recomputed = 4 * weight + 3 * 2 * activation + 100 + 2 * activation + 2 * activation
     assert slice_bytes(graph, part, saved, Holding(3, 2, 2, recompute=True)) == recomputed
 
 
