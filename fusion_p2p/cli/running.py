@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
-LEAVE_WITHIN_S = 4.5
+LEAVE_WITHIN_S = 4.2
+EXIT_WITHIN_S = 0.6
+"""After its work is over a process waits no longer for threads that are still computing."""
 INTERRUPTED = 130
 
 
@@ -20,45 +23,60 @@ def run(main: Coroutine[Any, Any, int], *, stopped_code: int) -> int:
     The first signal cancels `main`, which has LEAVE_WITHIN_S to leave cleanly; then, or on a second signal, the process ends
     at once, whatever its threads are doing. Child processes watch for that themselves.
     """
-    return asyncio.run(_supervise(main, stopped_code))
+    stopping = Stopping(stopped_code)
+    try:
+        return asyncio.run(_supervise(main, stopping))
+    finally:
+        stopping.over()
 
 
-async def _supervise(main: Coroutine[Any, Any, int], stopped_code: int) -> int:
+async def _supervise(main: Coroutine[Any, Any, int], stopping: Stopping) -> int:
     task = asyncio.ensure_future(main)
-    stopping = Stopping(task, stopped_code)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.asked)
+        loop.add_signal_handler(number, stopping.asked, task)
     try:
         return await task
     except asyncio.CancelledError:
         if stopping.requested:
-            return stopped_code
+            return stopping.exit_code
         raise
 
 
 class Stopping:
     """What a process does when it is asked to stop."""
 
-    def __init__(self, task: asyncio.Future[int], exit_code: int) -> None:
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        # A thread, not a timer of the loop: it fires even when the loop or a worker thread is stuck.
+        self._last_call = threading.Timer(LEAVE_WITHIN_S, leave_now, (exit_code,))
+        self._last_call.daemon = True
         self.requested = False
-        self._task = task
-        self._exit_code = exit_code
 
-    def asked(self) -> None:
+    def asked(self, task: asyncio.Future[int]) -> None:
         """A signal arrived."""
         if self.requested:
-            leave_now(self._exit_code)
+            leave_now(self.exit_code)
         self.requested = True
-        # A thread, not a timer of the loop: it fires even when the loop or a worker thread is stuck.
-        last_call = threading.Timer(LEAVE_WITHIN_S, leave_now, (self._exit_code,))
-        last_call.daemon = True
-        last_call.start()
-        self._task.cancel()
+        self._last_call.start()
+        task.cancel()
+
+    def over(self) -> None:
+        """The loop has ended, with all that ran in it."""
+        self._last_call.cancel()
 
 
-def leave_now(exit_code: int) -> None:
+def exit_soon(exit_code: int) -> NoReturn:
+    """End this process in the ordinary way, or after EXIT_WITHIN_S at once."""
+    last_call = threading.Timer(EXIT_WITHIN_S, leave_now, (exit_code,))
+    last_call.daemon = True
+    last_call.start()
+    sys.exit(exit_code)
+
+
+def leave_now(exit_code: int) -> NoReturn:
     """End this process without waiting for anything."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     os._exit(exit_code)

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,10 @@ def test_the_first_signal_cancels_and_gives_the_stopped_code():
 
     assert run(main(), stopped_code=130) == 130
     assert left_cleanly == [True]
+    # Nothing is left that would end this process later.
+    assert [
+        thread for thread in threading.enumerate() if isinstance(thread, threading.Timer) and not thread.finished.is_set()
+    ] == []
 
 
 def test_a_main_that_drains_decides_its_own_code():
@@ -200,3 +205,30 @@ def test_logs_go_to_stderr_from_the_level_asked_for(capsys: pytest.CaptureFixtur
     assert "WARNING fusion_p2p.peer: loud" in shown
     assert "quiet" not in shown
     assert "chatter" not in shown
+
+
+def test_a_process_that_does_not_leave_is_ended_after_the_time_allowed():
+    program = (
+        "import asyncio, sys, threading\n"
+        "from fusion_p2p.cli import running\n"
+        "running.LEAVE_WITHIN_S = 0.5\n"
+        "async def main():\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.to_thread(threading.Event().wait)\n"
+        "sys.exit(running.run(main(), stopped_code=130))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 130
+
+
+def test_a_process_does_not_wait_for_threads_that_still_compute():
+    program = (
+        "import threading, fusion_p2p.cli.main as cli\n"
+        "def boom():\n    threading.Thread(target=threading.Event().wait).start()\n    print('done')\n"
+        "cli.app.command()(boom)\ncli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "boom"], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n")
