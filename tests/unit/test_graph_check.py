@@ -39,6 +39,14 @@ def with_node(op: str, output: TensorType, **arguments: Any) -> Graph:
     return dataclasses.replace(graph, nodes=(product, added, total), types=types, outputs=(LOSS + 1,))
 
 
+def with_wide_loss(size: int) -> Graph:
+    """The mean squared error of a column and a row."""
+    column, row = TensorType((size, 1), "float32", True), TensorType((1, size), "float32", False)
+    parameters = (Parameter("w", True),)
+    loss = Node("mse_loss", {"self": Ref(W), "target": Ref(X), "reduction": 1}, 2, 1)
+    return Graph(1, ("x",), parameters, (loss,), (row, column, TensorType((), "float32", True)), (2,))
+
+
 def with_parameter(parameter: Parameter) -> Graph:
     return dataclasses.replace(small(), parameters=(parameter,))
 
@@ -81,6 +89,14 @@ REFUSED: dict[str, tuple[Callable[[], Graph], str]] = {
     "a word that is no dtype": (lambda: with_node("sum", MATRIX, self=Ref(X), dtype="os"), "'os'"),
     "a number as dtype": (lambda: with_node("sum", MATRIX, self=Ref(X), dtype=1), "dtype cannot be '1'"),
     "a word of another operator": (lambda: with_node("gelu", MATRIX, self=Ref(X), approximate="constant"), "constant"),
+    "a reduction that is none": (
+        lambda: with_node("mse_loss", MATRIX, self=Ref(X), target=Ref(W), reduction=-2),
+        "reduction cannot be '-2'",
+    ),
+    "a matrix behind one number": (
+        lambda: with_wide_loss(1 << 17),
+        "takes 68719476736 bytes to run",
+    ),
     "a sparse gradient": (
         lambda: with_node("gather", MATRIX, self=Ref(X), dim=0, index=Ref(X), sparse_grad=True),
         "sparse_grad can only be False",
