@@ -64,9 +64,9 @@ class Program:
         """Number of the session, the same as the process id."""
         return self.process.pid
 
-    def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float) -> re.Match[str]:
-        """The first line that matches. ProgramFailed when the program ends or the time is over before."""
-        wanted, deadline, seen = re.compile(pattern), time.monotonic() + timeout_s, 0
+    def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float, *, after: int = 0) -> re.Match[str]:
+        """The first line that matches, of those `after` so many. ProgramFailed when the program ends or the time is over."""
+        wanted, deadline, seen = re.compile(pattern), time.monotonic() + timeout_s, after
         with self._news:
             while True:
                 for line in self.lines[seen:]:
@@ -147,6 +147,13 @@ def start_peer(name: str, state: Path, address: str, *arguments: str, environmen
         name, "join", "--bootstrap", address, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-nat", "--state-dir", str(state / name),
         "--device", "cpu", "--threads", "1", *arguments, environment=environment,
     )  # fmt: skip
+
+
+def wait_until_joined(peers: Iterable[Program], timeout_s: float = 120.0) -> None:
+    """Wait until every peer is in the swarm and could be given a slice. ProgramFailed when one is not in time."""
+    deadline = time.monotonic() + timeout_s
+    for peer in peers:
+        peer.wait_for("standby", max(0.0, deadline - time.monotonic()))
 
 
 def processes_of(sessions: Iterable[int]) -> list[int]:

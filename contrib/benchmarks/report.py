@@ -25,6 +25,7 @@ MUST: dict[str, tuple[str, float]] = {
     "frame_rate_ratio": (">=", 0.80),
     "fuzz_inputs": (">=", 40_000),
     "fuzz_unexpected": ("<=", 0),
+    "fuzz_seconds": ("<", 240),
     "exit_seconds_max": ("<=", 5.0),
     "help_seconds": ("<", 0.5),
 }

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contrib.processes import Program, ProgramFailed, fusion_peer, start_bootstrap, start_peer
+from contrib.processes import Program, ProgramFailed, fusion_peer, start_bootstrap, start_peer, wait_until_joined
 
 
 @dataclass
@@ -38,11 +38,12 @@ class Swarm:
 
 @contextmanager
 def running_swarm(folder: Path, num_peers: int, *bootstrap_arguments: str) -> Iterator[Swarm]:
-    """A bootstrap node and its peers; all are ended after the block."""
+    """A bootstrap node and its peers, all in the swarm; they are ended after the block."""
     with ExitStack() as running:
         node, address = start_bootstrap(folder / "bootstrap", *bootstrap_arguments)
         running.enter_context(node)
         swarm = Swarm(folder, address, node)
         for number in range(1, num_peers + 1):
             swarm.peers.append(running.enter_context(start_peer(f"peer-{number}", folder, address)))
+        wait_until_joined(swarm.peers)
         yield swarm

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from contrib.benchmarks.report import MUST, RESULTS, print_figures, write_figures
-from contrib.processes import ProgramFailed, fusion_peer, start_bootstrap, start_peer, wait_until_gone
+from contrib.processes import ProgramFailed, fusion_peer, start_bootstrap, start_peer, wait_until_gone, wait_until_joined
 from fusion_p2p.owner.bigram import bigram_nats
 from fusion_p2p.owner.metrics import read_curves
 from fusion_p2p.owner.text import stdlib_text
@@ -60,6 +60,7 @@ def swarm(sessions: list[int]) -> Iterator[str]:
             sessions.append(peer.session)
             say(f"fusion-peer join           {peer.name}, process {peer.session}")
         try:
+            wait_until_joined(programs[1:])
             yield address
         except ProgramFailed:
             for program in programs:
