@@ -26,6 +26,7 @@ from fusion_p2p.owner.links import Links
 from fusion_p2p.owner.metrics import draw_loss
 from fusion_p2p.owner.run_folder import METRICS
 from fusion_p2p.owner.training import RunContext, Stage, Training
+from fusion_p2p.peer.background import beside
 from fusion_p2p.plan.encoding import check_plan, encode_plan
 from fusion_p2p.plan.explain import explain
 from fusion_p2p.wire.blob_messages import FetchTensor
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
 """How long the owner waits for its last words to leave."""
+DRAW_S = 30.0
+"""Between two drawings of the loss curve."""
 RETRY_S = 2.0
 """Between an aborted epoch and the next registration."""
 
@@ -81,18 +84,22 @@ class OwnedRun:
         graph = Content(digest=self._blobs.offer(self._job.graph_bytes), num_bytes=len(self._job.graph_bytes))
         self._blobs.offer_tensors(self._job.job, self._tensor)
         try:
-            while True:
-                enlisted = await self._enlist(self._registration(graph))
-                if await self._try_epoch(graph, enlisted):
-                    return
-                await asyncio.sleep(RETRY_S)
+            async with beside(self._keep_drawn()):
+                await self._train_with_whoever_enlists(graph)
         except RunStopped as error:
+            self._draw()
             raise RunStopped(f"{error}; {self._how_to_go_on()}") from None
         except asyncio.CancelledError:
             self._report.say(f"interrupted; {self._how_to_go_on()}")
             raise
-        finally:
-            self._draw()
+        self._draw()
+
+    async def _train_with_whoever_enlists(self, graph: Content) -> None:
+        while True:
+            enlisted = await self._enlist(self._registration(graph))
+            if await self._try_epoch(graph, enlisted):
+                return
+            await asyncio.sleep(RETRY_S)
 
     def _registration(self, graph: Content) -> Register:
         config = self._config
@@ -194,5 +201,14 @@ class OwnedRun:
         command = f"fusion-peer train --resume {self._folder.path} --bootstrap {self._config.bootstrap[0]}"
         return f"step {history.step} was the last to count, {kept}; resume with: {command}"
 
+    async def _keep_drawn(self) -> None:
+        """Draw now and then: whoever is interrupted has no time for it."""
+        while True:
+            await asyncio.sleep(DRAW_S)
+            await asyncio.to_thread(self._draw)
+
     def _draw(self) -> None:
-        draw_loss(self._folder.path / METRICS, self._folder.loss_curve, f"{self._config.model} on {self._config.data}")
+        try:
+            draw_loss(self._folder.path / METRICS, self._folder.loss_curve, f"{self._config.model} on {self._config.data}")
+        except OSError as error:
+            log.warning("the loss curve could not be drawn: %s", error)
