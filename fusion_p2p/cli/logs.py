@@ -11,7 +11,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHATTY = ("hivemind", "libp2p", "matplotlib", "asyncio")
 
 
-class StderrHandler(logging.StreamHandler[TextIO]):
+class TerminalLog(logging.StreamHandler[TextIO]):
     """Writes to whatever sys.stderr is at that moment: a live picture replaces it, so that lines scroll above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -22,7 +22,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 def configure_logging(level: str) -> None:
     """Show `level` and above on stderr; libraries only errors, unless the level is debug. Run folders keep INFO and above."""
     shown = logging.getLevelNamesMapping()[level.upper()]
-    terminal = StderrHandler()
+    terminal = TerminalLog()
     terminal.setLevel(shown)
     logging.basicConfig(level=shown, format=FORMAT, handlers=[terminal], force=True)
     logging.getLogger("fusion_p2p").setLevel(min(shown, logging.INFO))
