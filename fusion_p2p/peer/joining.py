@@ -145,7 +145,15 @@ async def _meet(network: Network, settings: JoinSettings, process: bytes, report
     """Dial, greet the first host that answers, and enter the directory once it is known that our peer id is ours alone."""
     remembered = remembered_peers(settings.peers_file)
     reached = await reach_first(network.transport, settings.bootstraps, remembered, timeout_s=timeout_s, report=report)
-    said = []
+    greeting = await _best_greeting(network, settings, process, reached)
+    await network.directory.join(dict.fromkeys(target.peer for target in reached))
+    return _Link(network, tuple(reached), greeting)
+
+
+async def _best_greeting(network: Network, settings: JoinSettings, process: bytes, reached: Sequence[PeerAddress]) -> Greeting:
+    """That of the first host that dialled us back; a peer remembered from last time greets, but cannot say who reaches us."""
+    said: list[str] = []
+    unsure: Greeting | None = None
     for target in reached:
         try:
             greeting = await greet(
@@ -153,10 +161,15 @@ async def _meet(network: Network, settings: JoinSettings, process: bytes, report
             )
         except (NetworkError, WireError) as error:
             said.append(f"{target.text}: {error}")
-        else:
-            await network.directory.join(dict.fromkeys(target.peer for target in reached))
-            return _Link(network, tuple(reached), greeting)
-    raise SwarmUnreachable(f"bootstraps answered but did not greet us: {'; '.join(said)}")
+            continue
+        if unsure is not None:
+            await unsure.stream.close()
+        unsure = greeting
+        if greeting.welcome.reachability != "unknown":
+            break
+    if unsure is None:
+        raise SwarmUnreachable(f"bootstraps answered but did not greet us: {'; '.join(said)}")
+    return unsure
 
 
 async def _await_relay(link: _Link, settings: JoinSettings, process: bytes) -> Reachability:
