@@ -7,6 +7,7 @@ owner must not miss (reports, failures) is kept until the step is decided, and s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 SEND_TIMEOUT_S = 10.0
+LEAVE_S = 1.0
+"""How long a peer that leaves waits for its owner to let it go."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class JobService:
         self._unsettled: dict[str, Message] = {}
         self._outgoing: asyncio.Queue[tuple[PeerId, Message]] = asyncio.Queue()
         self._group: asyncio.TaskGroup | None = None
+        self._released = asyncio.Event()
 
     def holding(self) -> Holding | None:
         """The job and slices that this peer is engaged for; None when it is free."""
@@ -96,12 +100,15 @@ class JobService:
         return f"training: slice {slices} of {len(engaged.built.plan.slices)}, {job}"
 
     async def run(self) -> None:
-        """Serve owners until cancelled."""
-        async with asyncio.TaskGroup() as self._group:
-            await self._receiver.start()
-            await self._transport.serve(JOB_PROTOCOL, self._serve)
-            self._group.create_task(self._tick())
-            self._group.create_task(self._speak())
+        """Serve owners until cancelled; then take leave of the one whose slices are held."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await self._receiver.start()
+                await self._transport.serve(JOB_PROTOCOL, self._serve)
+                self._group.create_task(self._tick())
+                self._group.create_task(self._speak())
+        finally:
+            await self._leave()
 
     async def _tick(self) -> None:
         while True:
@@ -122,6 +129,18 @@ class JobService:
             except (NetworkError, TimeoutError):
                 log.info("could not say %s to owner=%s; it will ask again", message.kind, owner)
 
+    async def _leave(self) -> None:
+        """Tell the owner, who would learn it from our silence only, and give it a moment to let us go."""
+        engaged = self._engaged
+        stream = self._streams.get(engaged.claim.owner) if engaged is not None else None
+        if engaged is None or stream is None:
+            return
+        self._released.clear()
+        with contextlib.suppress(NetworkError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await stream.send(Refused(epoch=engaged.claim.epoch, reason="it leaves the swarm"))
+                await self._released.wait()
+
     async def _serve(self, stream: Stream) -> None:
         messages, owner = MessageStream(stream, JOB_MESSAGES), stream.remote
         self._streams[owner] = messages
@@ -136,6 +155,7 @@ class JobService:
         finally:
             if self._streams.get(owner) is messages:
                 del self._streams[owner]
+                self._released.set()
 
     def _obey(self, owner: PeerId, message: Message) -> None:
         match message:
@@ -218,6 +238,7 @@ class JobService:
     def _drop(self) -> None:
         engaged, self._engaged = self._engaged, None
         self._unsettled.clear()
+        self._released.set()
         if engaged is None:
             return
         self._done_before += engaged.work.progress if engaged.work is not None else 0
