@@ -132,7 +132,8 @@ async def owner(
     with folder:
         if config.resume is None:
             source = resolve_model(config, data)
-            folder.write_graph(encode_graph(capture(source.module, data.example(), source.rules).graph))
+            captured = capture(source.module, data.example(), source.rules)
+            folder.write_model(encode_graph(captured.graph), tuple(source.module.state_dict()), captured.unused)
         job = open_job(config, folder, recorder)
         peers = [volunteer.peer for volunteer in helpers]
         plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), peers, config, **options)

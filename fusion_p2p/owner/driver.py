@@ -28,10 +28,10 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
     from fusion_p2p.peer.joining import join_as_owner  # imports hivemind
 
     data = await asyncio.to_thread(open_data, config)
-    captured = None if config.resume is not None else await asyncio.to_thread(_capture, config, data, report)
+    fresh = None if config.resume is not None else await asyncio.to_thread(_capture, config, data, report)
     with RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume) as folder:
-        if captured is not None:
-            _write_down(folder, captured)
+        if fresh is not None:
+            _write_down(folder, *fresh)
         job = open_job(config, folder, report)
         if job.state_step >= config.steps:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
@@ -50,16 +50,18 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
     return 0
 
 
-def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> Captured:
+def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> tuple[Captured, tuple[str, ...]]:
+    """The captured model, and the names of its state_dict. Whatever mode the module comes in, it is trained."""
     source = resolve_model(config, data)
+    source.module.train()
     captured = capture(source.module, data.example(), source.rules)
     graph = captured.graph
     numbers = sum(type_.num_elements for type_ in graph.types[graph.first_parameter : graph.first_node_value])
     report.say(f"captured {config.model}: {len(graph.nodes)} operators, {numbers:,} parameters")
-    return captured
+    return captured, tuple(source.module.state_dict())
 
 
-def _write_down(folder: RunFolder, captured: Captured) -> None:
+def _write_down(folder: RunFolder, captured: Captured, names: tuple[str, ...]) -> None:
     """Keep what a resumed run needs: the graph, and first values that follow from no rule, as the checkpoint of step 0."""
     encoded = encode_graph(captured.graph)
     unruled = [parameter.name for parameter in captured.graph.parameters if parameter.rule is None]
@@ -68,7 +70,8 @@ def _write_down(folder: RunFolder, captured: Captured) -> None:
         for name in unruled:
             writer.add(f"parameter/{name}", captured.weights[name])
         writer.finish()
-    folder.write_graph(encoded)
+    untouched = {name: tensor for name, tensor in captured.unused.items() if not tensor.is_meta}
+    folder.write_model(encoded, names, untouched)
 
 
 def open_job(config: TrainConfig, folder: RunFolder, report: RunReport) -> Job:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.graph.encoding import decode_graph
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.owner.checkpoint import Checkpoint, newest_checkpoint
-from fusion_p2p.owner.run_folder import CHECKPOINTS, GRAPH, stored_config
+from fusion_p2p.owner.run_folder import CHECKPOINTS, GRAPH, NAMES, UNTOUCHED, stored_config
 
 
 def export_state_dict(run: Path, out: Path) -> tuple[int, int]:
     """Write the newest checkpoint of a run as safetensors; the step it is from and the number of tensors.
 
-    Names are those of the captured module's state_dict; every alias of a tied tensor has a copy of its own. ConfigError when
-    `run` is no run folder, has no whole checkpoint, or `out` cannot be written.
+    Names are exactly those of the captured module's state_dict: every alias of a tied tensor has a copy of its own, what the
+    loss does not read is as it was. ConfigError when `run` is no run folder, has no whole checkpoint, or `out` cannot be written.
     """
     stored_config(run)
     damage: list[str] = []
     checkpoint = newest_checkpoint(run / CHECKPOINTS, damage.append)
     if checkpoint is None:
         raise ConfigError(f"{run} has no checkpoint yet")
-    tensors = state_dict(decode_graph((run / GRAPH).read_bytes()), checkpoint)
+    known = state_dict(decode_graph((run / GRAPH).read_bytes()), checkpoint) | load_file(run / UNTOUCHED)
+    tensors = {name: known[name] for name in json.loads((run / NAMES).read_bytes()) if name in known}
     part = out.with_name(f".{out.name}.part")
     try:
         save_file(tensors, part, metadata={"step": str(checkpoint.step)})

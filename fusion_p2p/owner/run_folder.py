@@ -4,6 +4,7 @@ config.toml    the resolved configuration          ledger.jsonl   what counts (l
 graph.fusion   the captured graph                  metrics.jsonl  one line a step (metrics.py)
 plan.json      the newest plan                     loss.png       the loss curve
 plan.txt       the same, explained                 checkpoint/    the newest two (checkpoint.py)
+names.json     names of the module's state_dict    untouched.safetensors   what of it the loss does not read
 log.txt        log lines                           lock           pid of the owner process
 """
 
@@ -13,9 +14,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
 
 from fusion_p2p.config import TrainConfig, to_toml
 from fusion_p2p.errors import ConfigError
@@ -27,6 +31,8 @@ from fusion_p2p.plan.plan import Plan
 
 CONFIG = "config.toml"
 GRAPH = "graph.fusion"
+NAMES = "names.json"
+UNTOUCHED = "untouched.safetensors"
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoint"
@@ -82,8 +88,11 @@ class RunFolder:
     def loss_curve(self) -> Path:
         return self.path / "loss.png"
 
-    def write_graph(self, data: bytes) -> None:
-        write_file(self.path / GRAPH, data)
+    def write_model(self, graph: bytes, names: Sequence[str], untouched: Mapping[str, Tensor]) -> None:
+        """Keep the encoded graph, and what an export needs beside it: the module's own names, and tensors it never trains."""
+        write_file(self.path / NAMES, json.dumps(list(names)).encode())
+        write_file(self.path / UNTOUCHED, save({name: tensor.clone() for name, tensor in untouched.items()}))
+        write_file(self.path / GRAPH, graph)
 
     def read_graph(self) -> bytes:
         """The encoded graph of a resumed run."""

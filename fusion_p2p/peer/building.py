@@ -20,7 +20,7 @@ from fusion_p2p.errors import NetworkError, SliceFailed
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.slice import SliceExecutor
 from fusion_p2p.execute.state import SliceState, required_tensors
-from fusion_p2p.graph.check import check
+from fusion_p2p.graph.check import Limits, check
 from fusion_p2p.graph.encoding import decode_graph
 from fusion_p2p.graph.schema import MAX_GRAPH_BYTES, Graph
 from fusion_p2p.graph.slices import Cut, cut
@@ -69,7 +69,7 @@ async def build_epoch(
     async with BlobReader(transport, owner) as reader:
         graph = decode_graph(await _content(reader, prepare.graph, MAX_GRAPH_BYTES))
         plan = decode_plan(await _content(reader, prepare.plan, MAX_PLAN_BYTES))
-        await bench.run(check, graph)
+        await bench.run(check, graph, Limits(workspace_bytes=bench.offered_bytes))
         parts = cut(graph, plan.slice_of)
         check_plan(plan, graph, parts)
         if plan.graph != prepare.graph.digest:

@@ -154,7 +154,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).write_text(text)
     for name in ("run", "held"):
         with RunFolder.create(TrainConfig(bootstrap=(NOBODY,), run=folder / name)) as made:
-            made.write_graph(b"no graph")
+            made.write_model(b"no graph", (), {})
     with FileLock(folder / "held" / "lock", "run"), FileLock(folder / "used.key.lock", "identity"):
         yield folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fusion_p2p.errors import ConfigError
@@ -142,19 +142,27 @@ def tied_graph() -> Graph:
     )
 
 
-def test_export_has_the_models_own_names_aliases_included(tmp_path: Path):
-    (tmp_path / "config.toml").write_text("")
-    (tmp_path / "graph.fusion").write_bytes(encode_graph(tied_graph()))
+def keep_model(run: Path, untouched: dict[str, torch.Tensor]) -> None:
+    names = ["embedding.weight", "head.weight", *untouched]
+    (run / "config.toml").write_text("")
+    (run / "graph.fusion").write_bytes(encode_graph(tied_graph()))
+    (run / "names.json").write_text(json.dumps(names))
+    save_file(untouched, run / "untouched.safetensors")
+
+
+def test_export_has_exactly_the_names_of_the_modules_state_dict(tmp_path: Path):
+    idle = torch.tensor([7.0])
+    keep_model(tmp_path, {"idle.weight": idle})
     weight, mean = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
     content = {"parameter/embedding.weight": weight, "parameter/norm.mean": mean, "momentum/embedding.weight": weight}
     write(tmp_path / "checkpoint", 20, content)
     out = tmp_path / "model.safetensors"
     assert export_state_dict(tmp_path, out) == (20, 3)
     loaded = load_file(out)
-    assert sorted(loaded) == ["embedding.weight", "head.weight", "norm.mean"]
+    assert sorted(loaded) == ["embedding.weight", "head.weight", "idle.weight"]
     assert torch.equal(loaded["embedding.weight"], weight)
     assert torch.equal(loaded["head.weight"], weight)
-    assert torch.equal(loaded["norm.mean"], mean)
+    assert torch.equal(loaded["idle.weight"], idle)
 
 
 def test_export_of_something_else_is_one_sentence(tmp_path: Path):
@@ -163,7 +171,7 @@ def test_export_of_something_else_is_one_sentence(tmp_path: Path):
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
         export_state_dict(tmp_path, tmp_path / "out")
-    (tmp_path / "graph.fusion").write_bytes(encode_graph(tied_graph()))
+    keep_model(tmp_path, {})
     write(tmp_path / "checkpoint", 20, {"parameter/embedding.weight": torch.ones(3), "parameter/norm.mean": torch.ones(3)})
     with pytest.raises(ConfigError, match="cannot write"):
         export_state_dict(tmp_path, tmp_path / "absent" / "out")

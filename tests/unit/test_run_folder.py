@@ -36,7 +36,7 @@ def snapshot(step: int, loss: float | None, validation: float | None = None) -> 
 def test_a_run_keeps_what_it_was_given(tmp_path: Path):
     path = tmp_path / "run"
     with RunFolder.create(config(path)) as folder:
-        folder.write_graph(b"graph")
+        folder.write_model(b"graph", (), {})
         folder.write_plan(Plan(Digest("0" * 64), "equal-compute", 2, (0, 0), (SlicePlan(PeerId("a"), 1),), ()), ("one", "two"))
         folder.ledger.append(End(step=3))
         logging.getLogger("fusion_p2p.test").warning("peer went away")
@@ -51,7 +51,7 @@ def test_a_run_keeps_what_it_was_given(tmp_path: Path):
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path):
     with RunFolder.create(config(tmp_path / "run")) as folder:
-        folder.write_graph(b"graph")
+        folder.write_model(b"graph", (), {})
     with pytest.raises(ConfigError, match="holds a run already; go on with --resume"):
         RunFolder.create(config(tmp_path / "run"))
 
@@ -65,7 +65,7 @@ def test_a_run_that_never_had_a_graph_can_be_started_again_but_not_resumed(tmp_p
 
 def test_a_folder_in_use_is_refused_with_the_pid_of_its_holder(tmp_path: Path):
     with RunFolder.create(config(tmp_path / "run")) as folder:
-        folder.write_graph(b"graph")
+        folder.write_model(b"graph", (), {})
         program = (
             "import sys; from pathlib import Path; from fusion_p2p.owner.run_folder import RunFolder; "
             "RunFolder.resume(Path(sys.argv[1]))"
