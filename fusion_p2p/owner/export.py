@@ -20,8 +20,9 @@ from fusion_p2p.owner.run_folder import CHECKPOINTS, GRAPH, NAMES, UNTOUCHED, st
 def export_state_dict(run: Path, out: Path) -> tuple[int, int]:
     """Write the newest checkpoint of a run as safetensors; the step it is from and the number of tensors.
 
-    Names are exactly those of the captured module's state_dict: every alias of a tied tensor has a copy of its own, what the
-    loss does not read is as it was. ConfigError when `run` is no run folder, has no whole checkpoint, or `out` cannot be written.
+    Names are exactly those of the captured module's state_dict: every alias of a tied tensor has a copy of its own, and what
+    the loss does not read is as it was. ConfigError when `run` is no run folder, has no whole checkpoint, or `out` cannot be
+    written.
     """
     stored_config(run)
     damage: list[str] = []
