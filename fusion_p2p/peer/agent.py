@@ -20,6 +20,7 @@ from fusion_p2p.device.choose import choose
 from fusion_p2p.device.memory import device_name, free_bytes
 from fusion_p2p.device.rates import Rates, rates
 from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.net.addresses import by_reach
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.coordination import Coordination
@@ -53,8 +54,9 @@ async def run_join(config: JoinConfig, report: JoinReport) -> int:
         measured = await bench.run(rates, bench.device, config.state_directory, benchmark=config.benchmark)
         report.say(_describe(bench, measured))
         async with join_as_peer(config, report.say) as joined:
-            for address in config.bootstrap[:1]:
-                report.say(f"on another machine: fusion-peer join --bootstrap {address}")
+            # Any peer serves newcomers as a bootstrap does, so the address that reaches furthest is the one to hand on.
+            furthest = by_reach((*config.bootstrap, *joined.transport.addresses))[0]
+            report.say(f"on another machine: fusion-peer join --bootstrap {furthest}")
             await _serve(config, joined, bench, measured, report)
     return 0
 
