@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from fusion_p2p.cli.addresses import check_addresses
@@ -17,6 +18,8 @@ def join(given: Given) -> int:
     config = given.resolve(JoinConfig)
     check_addresses(config, config.bootstrap)
     configure_logging(config.log_level)
+    # Before torch is loaded: several peers on one machine whose idle kernels' threads spin slow each other down fivefold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from fusion_p2p.monitor.join_view import JoinView
     from fusion_p2p.peer.agent import run_join  # imports torch and hivemind
 
