@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -198,7 +199,8 @@ class OwnedRun:
     def _how_to_go_on(self) -> str:
         history = self._folder.ledger.history
         kept = f"the last checkpoint is of step {history.checkpoint_step}" if history.checkpoint_step else "no checkpoint yet"
-        command = f"fusion-peer train --resume {self._folder.path} --bootstrap {self._config.bootstrap[0]}"
+        folder = shlex.quote(str(self._folder.path))
+        command = f"fusion-peer train --resume {folder} --bootstrap {self._config.bootstrap[0]}"
         return f"step {history.step} was the last to count, {kept}; resume with: {command}"
 
     async def _keep_drawn(self) -> None:
