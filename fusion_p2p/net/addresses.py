@@ -121,6 +121,13 @@ def by_reach(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(addresses), key=lambda address: (reach(address), "/tcp/" not in address)))
 
 
+def on_all_hosts(addresses: Iterable[str], listen: Iterable[str], hosts: Iterable[str]) -> tuple[str, ...]:
+    """`addresses`, and those of the machine's other `hosts` (IPv4) when `listen` has the wildcard host."""
+    ports = [address.split("/")[3:] for address in listen if address.startswith("/ip4/0.0.0.0/")]
+    found = ["/".join(["/ip4", host, *port]) for port in ports for host in hosts]
+    return tuple(dict.fromkeys((*addresses, *found)))
+
+
 def reach_warning(addresses: Iterable[str]) -> str | None:
     """A sentence when nobody on another machine can use any of these addresses."""
     if all(reach(address) is Reach.LOOPBACK for address in addresses):

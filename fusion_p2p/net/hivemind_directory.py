@@ -38,6 +38,17 @@ MIN_EXPIRY_GAIN_S = 0.001
 """The DHT keeps the record that expires last, so a replacement must expire later than what it replaces."""
 
 
+class _LeftOverTasks(logging.Filter):
+    """Drops asyncio's complaint about tasks that hivemind's search forgets: they wait for an event and do nothing else."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        return not (said.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in said)
+
+
+logging.getLogger("asyncio").addFilter(_LeftOverTasks())
+
+
 class SealValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
     """Refuses records that are not their subkey's own."""
 

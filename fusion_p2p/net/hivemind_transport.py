@@ -20,12 +20,12 @@ from pathlib import Path
 
 from fusion_p2p.errors import AddressError, DeadlinePassed, FusionError, NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.addresses import PeerAddress, by_reach, circuit_address, is_relayed, parse_peer_address
+from fusion_p2p.net.addresses import PeerAddress, by_reach, circuit_address, is_relayed, on_all_hosts, parse_peer_address
 from fusion_p2p.net.base import StreamHandler
-from fusion_p2p.net.dialling import NAME_NOT_FOUND, reasons_by_address
+from fusion_p2p.net.dialling import NAME_NOT_FOUND, reason_of, reasons_by_address
 from fusion_p2p.net.hivemind_control import READ_BUFFER_BYTES, DaemonGone, DaemonRefused, RawStream, accept
 from fusion_p2p.net.hivemind_daemon import Daemon, DaemonSettings, socket_folder
-from fusion_p2p.net.ports import reserved_ports
+from fusion_p2p.net.ports import machine_hosts, reserved_ports
 from fusion_p2p.wire.frames import MAX_CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ RESTART_WINDOW_S = 60.0
 HEAD_TIMEOUT_S = 5.0
 """The daemon writes the head of an incoming stream at once, or not at all."""
 CLOSE_TIMEOUT_S = 1.0
+REUSE_TIMEOUT_S = 2.0
+"""For a stream over a connection that is said to be there."""
+STALE_CONNECTION = "connection failed"
+"""What p2pd says of a connection that is closed, and that it would list as open for 2 s more."""
 MAX_WAYS = 4096
 """Peers whose addresses we remember; the oldest are forgotten."""
 
@@ -214,26 +218,46 @@ class HivemindTransport:
             await self._daemon.stop()
 
     async def _open(self, peer: PeerId, protocol: str) -> RawStream:
+        """A stream over the connection there is, or else over a new one by the way we know.
+
+        p2pd finds a way itself, too, but not one through a relay, and it tries addresses that swallow everything for 5 s.
+        """
+        control, dials = self._daemon.control, self._ways.get(peer)
+        try:
+            if dials is None or (stream := await self._open_connected(peer, protocol)) is None:
+                if dials is not None:
+                    await control.connect(peer, dials)
+                return await control.open(peer, protocol)
+        except DaemonRefused as error:
+            raise self._unreachable(peer, protocol, str(error)) from None
+        except DaemonGone as error:
+            raise PeerUnreachable(f"{peer}: {error}") from None
+        return stream
+
+    async def _open_connected(self, peer: PeerId, protocol: str) -> RawStream | None:
+        """A stream over the connection there is; None when there is none, or it is gone and p2pd does not know it yet."""
         control = self._daemon.control
+        if peer not in await control.peers():
+            return None
         try:
-            return await control.open(peer, protocol)
+            async with asyncio.timeout(REUSE_TIMEOUT_S):
+                return await control.open(peer, protocol)
+        except TimeoutError:
+            return None
         except DaemonRefused as error:
-            if "protocols not supported" in str(error):
-                raise PeerUnreachable(f"{peer} does not serve {protocol}") from None
-            reason = str(error)
-        except DaemonGone as error:
-            raise PeerUnreachable(f"{peer}: {error}") from None
-        dials = self._ways.get(peer)
-        if dials is None:
-            raise PeerUnreachable(f"{peer} cannot be dialled: {reason.splitlines()[0][:160]}")
-        try:
-            await control.connect(peer, dials)
-            return await control.open(peer, protocol)
-        except DaemonRefused as error:
-            reasons = reasons_by_address(str(error), dials, self._reasons)
-        except DaemonGone as error:
-            raise PeerUnreachable(f"{peer}: {error}") from None
-        raise PeerUnreachable(f"{peer} cannot be dialled: " + "; ".join(f"{dial}: {why}" for dial, why in reasons.items()))
+            if STALE_CONNECTION not in str(error):
+                raise
+        await control.disconnect(peer)
+        return None
+
+    def _unreachable(self, peer: PeerId, protocol: str, said: str) -> PeerUnreachable:
+        if "protocols not supported" in said:
+            return PeerUnreachable(f"{peer} does not serve {protocol}")
+        dials = self._ways.get(peer, ())
+        if not dials or "dial" not in said:
+            return PeerUnreachable(f"{peer} cannot be reached: {reason_of(said)}")
+        reasons = reasons_by_address(said, dials, self._reasons)
+        return PeerUnreachable(f"{peer} cannot be dialled: " + "; ".join(f"{dial}: {why}" for dial, why in reasons.items()))
 
     def _remember(self, peer: PeerId, dials: Sequence[str]) -> None:
         self._ways.pop(peer, None)
@@ -273,10 +297,14 @@ class HivemindTransport:
             writer.close()
 
     async def _read_addresses(self) -> None:
+        if self.is_relayed:
+            self._addresses = by_reach(circuit_address(relay, self.peer_id) for relay in self._settings.relays)
+            return
         _, seen = await self._daemon.control.identify()
-        own = [f"{address}/p2p/{self.peer_id}" for address in seen if not is_relayed(address)]
-        relayed = [circuit_address(relay, self.peer_id) for relay in self._settings.relays]
-        self._addresses = by_reach((*relayed, *own) if not self.is_relayed else relayed)
+        direct = [address for address in seen if not is_relayed(address)]
+        if not self._settings.announce:
+            direct = [*on_all_hosts(direct, self._settings.listen, machine_hosts())]
+        self._addresses = by_reach(f"{address}/p2p/{self.peer_id}" for address in direct)
 
     async def _supervise(self) -> None:
         """Keep a daemon running until cancelled; NetworkError when that cannot be done."""

@@ -2,6 +2,7 @@
 
 p2pd listens with SO_REUSEPORT: two daemons of one user would share a port and steal each other's connections without a word.
 A socket that is bound but never listens keeps the port from everybody but our own daemon, also while that is restarted.
+And when it listens on all hosts, p2pd tells only the one of the default route, which may be a VPN's: the others are found here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 
+import psutil
+
 from fusion_p2p.errors import ConfigError
+
+INNER_INTERFACES = ("docker", "br-", "veth", "virbr", "cni", "lxc")
 
 
 @contextlib.contextmanager
@@ -18,6 +23,18 @@ def reserved_ports(listen: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The checked listen addresses with real ports instead of 0, kept until the end. ConfigError names a port that is taken."""
     with contextlib.ExitStack() as held:
         yield tuple(_reserve(address, held) for address in listen)
+
+
+def machine_hosts() -> tuple[str, ...]:
+    """IPv4 addresses of interfaces that lead somewhere: up, not loopback, not the bridges of containers on this machine."""
+    states = psutil.net_if_stats()
+    return tuple(
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup and not name.startswith(INNER_INTERFACES)
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith(("127.", "169.254."))
+    )
 
 
 def _reserve(address: str, held: contextlib.ExitStack) -> str:

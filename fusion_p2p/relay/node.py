@@ -10,11 +10,14 @@ import json
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import multiaddr
 import trio
 from libp2p import new_host
+from libp2p.abc import INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.tools.anyio_service import background_trio_service
@@ -40,6 +43,30 @@ class RelaySettings:
     """Bytes, both directions together, after which a circuit is reset."""
 
 
+class SeparateCircuits(CircuitV2Protocol):
+    """The protocol of py-libp2p, whose circuits end one by one.
+
+    It remembers circuits by peer, and when one ends it closes whichever it remembers: a peer's reconnect died with what it
+    replaced, and one of its neighbours' circuits with another's. Here each circuit closes its own two streams.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._active_relays = _RemembersNothing()
+
+    async def _relay_data(self, src_stream: INetStream, dst_stream: INetStream, *circuit: Any) -> None:
+        try:
+            await super()._relay_data(src_stream, dst_stream, *circuit)
+        finally:
+            for stream in (dst_stream, src_stream):
+                await self._close_stream(stream)
+
+
+class _RemembersNothing(dict[ID, Any]):
+    def __setitem__(self, peer: ID, streams: Any) -> None:
+        pass
+
+
 async def run_relay(settings: RelaySettings, identity: Identity) -> None:
     """Serve until standard input ends, which it does when the parent process is gone; print the address once it is up."""
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it reports each end of a stream as an error
@@ -50,7 +77,7 @@ async def run_relay(settings: RelaySettings, identity: Identity) -> None:
         max_circuit_conns=settings.circuits,
         max_reservations=settings.reservations,
     )
-    protocol = CircuitV2Protocol(host, limits=limits, allow_hop=True, write_timeout=STALLED_S)
+    protocol = SeparateCircuits(host, limits=limits, allow_hop=True, write_timeout=STALLED_S)
     listen = [multiaddr.Multiaddr(address) for address in settings.listen]
     async with host.run(listen_addrs=listen), background_trio_service(protocol):
         await protocol.event_started.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 MEBIBYTE = 1 << 20
@@ -187,3 +187,43 @@ def test_two_homes_that_let_nobody_in_talk_through_a_relay_that_cuts_them_off(tm
             for answer in both_ways(one, one_is, two, two_is, num_bytes=8 * MEBIBYTE):
                 assert "/p2p-circuit" in str(answer["via"])
                 assert int(str(answer["resets"])) >= 1
+
+
+@needs_root
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.row(5)
+def test_a_model_trains_over_two_homes_that_let_nobody_in(tmp_path: Path):
+    """`fusion-peer join` in both, `fusion-peer train` outside: all that the slices say to each other crosses the relay, which
+    resets their connection every few steps; the run goes on at the same micro-batch.
+    """
+    with (
+        closed_home("fusion-home-1", 1),
+        closed_home("fusion-home-2", 2),
+        bootstrap(tmp_path, "0.0.0.0", "--relay-mebibytes", "4") as address,
+        contextlib.ExitStack() as stack,
+    ):
+        port, name = address.split("/")[4], address.split("/")[-1]
+        for number in (1, 2):
+            command = [
+                *("ip", "netns", "exec", f"fusion-home-{number}", sys.executable, "-m", "fusion_p2p.cli.main", "join"),
+                *("--bootstrap", f"/ip4/10.203.{number}.1/tcp/{port}/p2p/{name}", "--threads", "1", "--no-nat"),
+                *("--state-dir", str(tmp_path / f"home-{number}")),
+            ]
+            home = Talker(command, tmp_path / f"home-{number}.log")
+            stack.callback(home.end)
+            while "reachable: " not in (said := home.line()):
+                pass
+            assert "reachable: relayed" in said
+        train = [
+            *(sys.executable, "-m", "fusion_p2p.cli.main", "train", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{name}"),
+            *("--no-nat", "--state-dir", str(tmp_path / "owner"), "--run", str(tmp_path / "run"), "--peers", "2"),
+            *("--layers", "2", "--width", "64", "--heads", "2", "--context", "64", "--batch-size", "8", "--micro-batches", "4"),
+            *("--steps", "12", "--validate-every", "0"),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(train, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, 13))
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
