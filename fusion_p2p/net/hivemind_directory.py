@@ -28,6 +28,15 @@ from fusion_p2p.wire.messages import unpack
 
 logger = logging.getLogger(__name__)
 
+
+def _is_not_of_a_lookup(record: logging.LogRecord) -> bool:
+    """hivemind's look-ups leave tasks behind that wait for their end; asyncio complains of each when it is collected."""
+    message = record.getMessage()
+    return not (message.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in message)
+
+
+logging.getLogger("asyncio").addFilter(_is_not_of_a_lookup)
+
 NUM_KEYS = 16
 OPERATION_TIMEOUT_S = 15.0
 CALL_TIMEOUT_S = 3.0
