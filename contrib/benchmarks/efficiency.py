@@ -20,7 +20,7 @@ from contrib.benchmarks.swarm import Swarm, running_swarm
 from contrib.processes import Program, ProgramFailed
 
 PAIRS = 5
-STEPS = {8: 5, 32: 4}
+STEPS = {8: 5, 32: 3}
 """Steps of a run by micro-batches; one example each."""
 MODEL = (
     "--model", "gpt2", "--layers", "6", "--width", "384", "--heads", "6", "--context", "256", "--dropout", "0",
