@@ -1,0 +1,192 @@
+"""Who is killed or stopped during a run: the owner ends in time with one sentence, and what it says to do works."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from contrib.benchmarks.swarm import Swarm
+from contrib.processes import Program, fusion_peer
+from fusion_p2p.device.rates import rates
+from fusion_p2p.job.tenure import OWNER_SILENT_S
+from fusion_p2p.owner.metrics import read_curves
+from tests.process.swarm_of_processes import (
+    EXIT_S,
+    RUN_S,
+    STANDBY,
+    START_S,
+    daemon_of,
+    holders,
+    leave,
+    lines_of,
+    living,
+    no_traceback,
+    one_more,
+    peer_id,
+    status_once,
+    swarm_of,
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOST_S = 15.0
+"""A run that has lost a peer ends within this."""
+STOPPED = 6
+STEPS = 80
+CHECKPOINT_EVERY = 10
+MODEL = (
+    "--model", "gpt2", "--layers", "4", "--width", "128", "--heads", "4", "--context", "64", "--batch-size", "16",
+    "--micro-batches", "4", "--validate-every", "0", "--checkpoint-every", str(CHECKPOINT_EVERY), "--peers", "3",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Four peers, of which every run here takes three; the coordinator looks slow, so that it is not among them."""
+    folder = tmp_path_factory.mktemp("swarm")
+    pretend_slow(folder / "peer-1")
+    with swarm_of(folder, 1) as swarm:
+        swarm.peers[0].wait_for("coordinating the swarm", START_S)
+        four_peers(swarm)
+        yield swarm
+
+
+def pretend_slow(state: Path) -> None:
+    """Leave a measurement there, as of a one-thread peer on a very slow machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rates(torch.device("cpu"), state, budget_s=0.01)
+    finally:
+        torch.set_num_threads(threads)
+    (path,) = state.glob("rates-*.json")
+    remembered = json.loads(path.read_text())
+    remembered["rates"]["matmul_flops"] = 1e6
+    path.write_text(json.dumps(remembered))
+
+
+def four_peers(swarm: Swarm) -> None:
+    """Replace the peers that have been lost."""
+    new = [one_more(swarm) for _ in range(4 - len(living(swarm)))]
+    for peer in new:
+        peer.wait_for(STANDBY, START_S)
+
+
+@contextmanager
+def running(swarm: Swarm, name: str, steps: int, until: int) -> Iterator[Program]:
+    """An owner that has done some steps."""
+    with swarm.start_owner(name, *MODEL, "--steps", str(steps)) as owner:
+        wait_for_step(owner, until)
+        yield owner
+
+
+def wait_for_step(owner: Program, step: int) -> None:
+    owner.wait_for(rf"^step {step}/", RUN_S)
+
+
+def until_stopped(owner: Program, since: float) -> str:
+    """The one sentence with which the owner ends, in time."""
+    code = owner.wait(max(0.0, LOST_S - (time.monotonic() - since)))
+    print(f"{owner.name}: ended {time.monotonic() - since:.2f} s after the fault")
+    assert code == STOPPED, owner.tail()
+    no_traceback(owner)
+    assert [line for line in owner.lines if line.startswith("error: ")] == owner.lines[-1:]
+    return owner.lines[-1]
+
+
+def as_printed(swarm: Swarm, owner: Program) -> Program:
+    """The command that an owner printed at its end."""
+    command = owner.wait_for(r"resume with: fusion-peer (.+)$", 1.0).group(1)
+    return start(swarm, *shlex.split(command))
+
+
+def start(swarm: Swarm, *arguments: str) -> Program:
+    return fusion_peer("resumed owner", *arguments, environment={"FUSION_STATE_DIR": str(swarm.folder / "owner")})
+
+
+def check_kept(run: Path, sentence: str) -> None:
+    """The sentence says what the ledger says, and the checkpoint is young enough."""
+    ledger = lines_of(run / "ledger.jsonl")
+    counted = max(line["step"] for line in ledger if line["kind"] == "commit")
+    kept = max(line["step"] for line in ledger if line["kind"] == "checkpoint")
+    assert counted - CHECKPOINT_EVERY <= kept <= counted
+    assert f"step {counted} was the last to count, the last checkpoint is of step {kept}; resume with: " in sentence
+
+
+@pytest.mark.row(23)
+def test_a_run_goes_on_when_the_coordinator_is_killed_and_when_the_daemon_of_a_peer_is(swarm: Swarm):
+    four_peers(swarm)
+    with running(swarm, "goes-on", STEPS, 10) as owner:
+        coordinator = next(peer for peer in living(swarm) if any("coordinating" in line for line in peer.lines))
+        if coordinator in holders(swarm, owner):
+            pytest.skip("the coordinator holds a slice")
+        leave(coordinator, signal.SIGKILL)
+        wait_for_step(owner, 25)
+        victim = holders(swarm, owner)[0]
+        daemon, since = daemon_of(victim), time.monotonic()
+        daemon.kill()
+        wait_for_step(owner, 40)
+        print(f"step 40 was done {time.monotonic() - since:.2f} s after the daemon died")
+        assert owner.wait(RUN_S) == 0, owner.tail()
+        no_traceback(owner)
+    assert daemon_of(victim).pid != daemon.pid
+    answer = status_once(swarm, lambda answer: answer["coordinator"] is not None, START_S)
+    assert {peer_id(peer) for peer in living(swarm)} == {peer["peer"] for peer in answer["peers"]}
+
+
+def test_a_peer_that_is_stopped_or_killed_ends_the_run_and_the_command_that_is_printed_finishes_it(swarm: Swarm):
+    four_peers(swarm)
+    run = swarm.folder / "lost"
+    with running(swarm, "lost", STEPS, 25) as owner:
+        stopped = holders(swarm, owner)[0]
+        lines, since = len(stopped.lines), time.monotonic()
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            sentence = until_stopped(owner, since)
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        assert f"peer {peer_id(stopped)} (slice " in sentence
+        check_kept(run, sentence)
+
+    one_more(swarm)
+    with as_printed(swarm, owner) as owner:
+        wait_for_step(owner, 45)
+        killed = next(peer for peer in holders(swarm, owner) if peer is not stopped)
+        since = time.monotonic()
+        leave(killed, signal.SIGKILL)
+        sentence = until_stopped(owner, since)
+        assert f"peer {peer_id(killed)} (slice " in sentence
+        check_kept(run, sentence)
+
+    with as_printed(swarm, owner) as owner:
+        assert owner.wait(RUN_S) == 0, owner.tail()
+        no_traceback(owner)
+    assert [step for step, _ in read_curves(run / "metrics.jsonl")[0]] == list(range(1, STEPS + 1))
+    stopped.wait_for(STANDBY, OWNER_SILENT_S + EXIT_S, after=lines)  # on its own, or because it served the job again
+
+
+def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers_for_another_job(swarm: Swarm):
+    four_peers(swarm)
+    with running(swarm, "orphaned", 100_000, 1) as owner:
+        held = holders(swarm, owner)
+        leave(owner, signal.SIGKILL)
+    begin = time.monotonic()
+    with start(swarm, "train", "--resume", str(swarm.folder / "orphaned"), "--bootstrap", swarm.address) as owner:
+        wait_for_step(owner, 1)
+        print(f"the run went on {time.monotonic() - begin:.2f} s after its owner was started again")
+        assert time.monotonic() - begin < OWNER_SILENT_S
+        leave(owner, signal.SIGKILL)
+    begin, lines = time.monotonic(), {peer: len(peer.lines) for peer in held}
+    with swarm.start_owner("another", *MODEL, "--steps", "5") as owner:
+        for peer in held:
+            peer.wait_for(STANDBY, OWNER_SILENT_S + EXIT_S, after=lines[peer])
+        print(f"its peers were standby {time.monotonic() - begin:.2f} s after it was killed")
+        assert owner.wait(RUN_S) == 0, owner.tail()
