@@ -114,3 +114,11 @@ def test_every_field_report_has_a_test_that_carries_its_row(row: int):
     reported, marked = reported_tests().get(row, set()), marked_tests().get(row, set())
     assert reported, f"row {row} is not in FIELD_REPORTS.md"
     assert reported <= marked
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_named_in_documents_exist(document: Path):
+    names = set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|yaml|service|env))[`:]", document.read_text()))
+    known = {"metrics.jsonl", "config.toml"}
+    places = (ROOT, ROOT / "fusion_p2p", ROOT / "tests", document.parent)
+    assert sorted(name for name in names - known if not any((place / name).exists() for place in places)) == []
