@@ -93,8 +93,9 @@ def first_expected(group: BaseExceptionGroup[BaseException]) -> FusionError | No
 
 
 def fail(sentence: str, exit_code: int) -> int:
-    """Say what is wrong and give the exit code back."""
-    typer.echo(f"error: {sentence}", err=True)
+    """Say what is wrong and give the exit code back. Peers' words may be part of it: nothing may reach the terminal raw."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in sentence)
+    typer.echo(f"error: {shown}", err=True)
     return exit_code
 
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusion_p2p.errors import GraphError
-from fusion_p2p.graph.schema import Graph, is_random
+from fusion_p2p.graph.schema import MAX_NODES, Graph, is_random
+
+MAX_COPIES = 4 * MAX_NODES
+"""Constant nodes are copied into each slice that reads them; a stranger's cut must not make millions of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class _Cutting:
         self.producer = {value: index for index, node in enumerate(graph.nodes) for value in node.outputs}
         self.members: list[set[int]] = [set() for _ in range(max(slice_of) + 1)]
         """Node indices of each slice."""
+        self.copies = 0
         self.readers: dict[int, set[int]] = defaultdict(set)
         """For each value that crosses, the slices that receive it."""
 
@@ -145,6 +149,12 @@ class _Cutting:
                 if source in self.constants and source not in self.members[part]:
                     self.members[part].add(source)
                     todo.append(source)
+                    self._count_copy()
+
+    def _count_copy(self) -> None:
+        self.copies += 1
+        if self.copies > MAX_COPIES:
+            raise GraphError(f"the slices would need more than {MAX_COPIES} copies of constant nodes; use fewer slices")
 
     def _find_crossings(self, part: int) -> None:
         for index in self.members[part]:

@@ -29,6 +29,8 @@ class Epochs:
     epoch: int = 0
     phase: Phase = Phase.IDLE
     newest: tuple[int, PeerId] = (0, PeerId(""))
+    """(term, coordinator) of the newest proposal that all its peers were ready for."""
+    proposed: tuple[int, PeerId] = (0, PeerId(""))
     peers: frozenset[PeerId] = frozenset()
     waiting: frozenset[PeerId] = frozenset()
     deadline: float = 0.0
@@ -138,7 +140,15 @@ def _proposed(state: Epochs, event: Proposed, now: float) -> tuple[Epochs, tuple
     if event.base_epoch != state.epoch:
         return state, (ProposalRefused(f"built on epoch {event.base_epoch}, but {state.epoch} is the newest"),)
     epoch = state.epoch + 1
-    preparing = Epochs(epoch, Phase.PREPARING, token, event.peers, event.peers, now + state.lease_s, state.lease_s)
+    preparing = replace(
+        state,
+        epoch=epoch,
+        phase=Phase.PREPARING,
+        proposed=token,
+        peers=event.peers,
+        waiting=event.peers,
+        deadline=now + state.lease_s,
+    )
     return preparing, (SendPrepare(epoch, event.peers),)
 
 
@@ -150,7 +160,7 @@ def _answered(state: Epochs, phase: Phase, peer: PeerId, epoch: int, now: float)
         return replace(state, waiting=waiting), ()
     if phase is Phase.STARTING:
         return replace(state, phase=Phase.RUNNING, waiting=waiting), (EpochRuns(epoch),)
-    starting = replace(state, phase=Phase.STARTING, waiting=state.peers, deadline=now + state.lease_s)
+    starting = replace(state, phase=Phase.STARTING, newest=state.proposed, waiting=state.peers, deadline=now + state.lease_s)
     return starting, (RecordStart(epoch, state.peers),)
 
 

@@ -187,10 +187,18 @@ def _arrived(flow: Flow, event: Arrived) -> tuple[Flow, tuple[Action, ...]]:
         return flow, ()
     if was_taken(flow, event.edge, event.moment):
         return flow, (Acknowledge(event.edge, event.moment),)
+    refuse_without_credit(flow, event)
+    return replace(flow, arrived=flow.arrived | {key}), (Keep(),)
+
+
+def refuse_without_credit(flow: Flow, event: Arrived) -> None:
+    """WireError when a value that is not a repetition may not be sent yet: asked before its bytes are read."""
+    key = (event.edge, event.moment)
+    if key in flow.arrived or was_taken(flow, event.edge, event.moment):
+        return
     waiting = sum(edge == event.edge for edge, _ in flow.arrived)
     if waiting >= event.credits or event.moment.step > flow.step + 1:
         raise WireError(f"value {event.edge.value} of step {event.moment.step} came without credit (at step {flow.step})")
-    return replace(flow, arrived=flow.arrived | {key}), (Keep(),)
 
 
 def was_taken(flow: Flow, edge: Edge, moment: Moment) -> bool:

@@ -49,10 +49,9 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An owner asks to prepare an epoch; the promise lapses after `lease_s` without a start."""
+    """An owner asks to prepare an epoch; like everything promised, that lapses when the owner falls silent."""
 
     claim: Claim
-    lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +153,12 @@ def _asked(state: Tenure, event: Asked, now: float) -> tuple[Tenure, tuple[Actio
     held, asked = state.claim, event.claim
     if held == asked:
         return state, (SayPrepared(asked),) if state.phase in (Phase.PREPARED, Phase.RUNNING) else ()
-    if held is not None and held.job != asked.job:
+    if held is not None and (held.owner, held.job) != (asked.owner, asked.job):
         return state, (SayRefused(asked, f"serving another job ({held.job[:8]})"),)
     if held is not None and asked.age <= held.age:
         return state, (SayRefused(asked, f"serving incarnation {held.incarnation}, epoch {held.epoch} already"),)
     dropped = () if held is None else (Drop(held, "replaced by a newer epoch"),)
-    return Tenure(Phase.BUILDING, asked, now + max(event.lease_s, OWNER_SILENT_S)), (*dropped, Build(asked))
+    return Tenure(Phase.BUILDING, asked, now + OWNER_SILENT_S), (*dropped, Build(asked))
 
 
 def _built(state: Tenure, claim: Claim) -> tuple[Tenure, tuple[Action, ...]]:

@@ -7,7 +7,8 @@ and it sends the sum back, so that all copies get the same update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusion_p2p.graph.schema import Graph
@@ -78,49 +79,59 @@ def as_evaluation(edge: Edge) -> Edge:
 
 
 def slice_edges(graph: Graph, cut: Cut) -> tuple[SliceEdges, ...]:
-    """The edges of every slice, by slice number."""
-    homes = tied_holders(graph, cut)
-    return tuple(_edges_of(graph, cut, homes, index) for index in range(len(cut.slices)))
+    """The edges of every slice, by slice number. One pass over everything: the graph may be a stranger's."""
+    holders = _holders(graph, cut)
+    forward = [Edge(edge.value, edge.source, edge.target, Direction.FORWARD) for edge in cut.edges]
+    backward = [_turned(edge, Direction.BACKWARD) for edge in forward if graph.types[edge.value].grad]
+    to_home = [Edge(value, holder, all_[0], Direction.TIED) for value, all_ in holders.items() for holder in all_[1:]]
+    from_home = [_turned(edge, Direction.TIED) for edge in to_home]
+    every = {"forward": forward, "backward": backward, "to_home": to_home, "from_home": from_home}
+    into = {name: _grouped(edges, by_target=True) for name, edges in every.items()}
+    out_of = {name: _grouped(edges, by_target=False) for name, edges in every.items()}
+    return tuple(
+        SliceEdges(
+            index=part.index,
+            feeds=tuple(Edge(value, OWNER, part.index, Direction.FORWARD) for value in part.inputs or _trigger(part)),
+            forward_in=into["forward"].get(part.index, ()),
+            forward_out=out_of["forward"].get(part.index, ()),
+            backward_in=into["backward"].get(part.index, ()),
+            backward_out=out_of["backward"].get(part.index, ()),
+            gradients_in=into["to_home"].get(part.index, ()),
+            gradients_out=out_of["to_home"].get(part.index, ()),
+            sums_in=into["from_home"].get(part.index, ()),
+            sums_out=out_of["from_home"].get(part.index, ()),
+            answers=tuple(value for value in part.parameters if value in holders and holders[value][0] == part.index),
+        )
+        for part in cut.slices
+    )
 
 
 def tied_holders(graph: Graph, cut: Cut) -> dict[int, tuple[int, ...]]:
     """Trainable parameters held by more than one slice, with their holders; the first is the home."""
-    trainable = [value for value in range(graph.first_parameter, graph.first_node_value) if graph.parameter(value).trainable]
-    return {value: holders for value in trainable if len(holders := cut.holders(value)) > 1}
+    return {value: holders for value, holders in _holders(graph, cut).items() if len(holders) > 1}
 
 
-def _edges_of(graph: Graph, cut: Cut, tied: Mapping[int, tuple[int, ...]], index: int) -> SliceEdges:
-    part = cut.slices[index]
-    here = [edge for edge in cut.edges if index in (edge.source, edge.target)]
-    crossing = [Edge(edge.value, edge.source, edge.target, Direction.FORWARD) for edge in here]
-    gradients = [
-        Edge(edge.value, edge.target, edge.source, Direction.BACKWARD) for edge in here if graph.types[edge.value].grad
-    ]
-    to_home = [Edge(value, holder, all_[0], Direction.TIED) for value, all_ in tied.items() for holder in all_[1:]]
-    from_home = [Edge(edge.value, edge.target, edge.source, Direction.TIED) for edge in to_home]
-    trainable = [value for value in part.parameters if graph.parameter(value).trainable]
-    return SliceEdges(
-        index=index,
-        feeds=tuple(Edge(value, OWNER, index, Direction.FORWARD) for value in part.inputs or _trigger(part)),
-        forward_in=_into(crossing, index),
-        forward_out=_out_of(crossing, index),
-        backward_in=_into(gradients, index),
-        backward_out=_out_of(gradients, index),
-        gradients_in=_into(to_home, index),
-        gradients_out=_out_of(to_home, index),
-        sums_in=_into(from_home, index),
-        sums_out=_out_of(from_home, index),
-        answers=tuple(value for value in trainable if cut.holders(value)[0] == index),
-    )
+def _holders(graph: Graph, cut: Cut) -> dict[int, tuple[int, ...]]:
+    """The slices that hold each trainable parameter, in order."""
+    held: dict[int, list[int]] = defaultdict(list)
+    for part in cut.slices:
+        for value in part.parameters:
+            if graph.parameter(value).trainable:
+                held[value].append(part.index)
+    return {value: tuple(holders) for value, holders in sorted(held.items())}
+
+
+def _grouped(edges: list[Edge], *, by_target: bool) -> dict[int, tuple[Edge, ...]]:
+    """Edges by the slice they enter (or leave), ordered by value, then by the slice at the other end."""
+    groups: dict[int, list[Edge]] = defaultdict(list)
+    for edge in sorted(edges, key=lambda edge: (edge.value, edge.source, edge.target)):
+        groups[edge.target if by_target else edge.source].append(edge)
+    return {index: tuple(group) for index, group in groups.items()}
+
+
+def _turned(edge: Edge, direction: Direction) -> Edge:
+    return Edge(edge.value, edge.target, edge.source, direction)
 
 
 def _trigger(part: Slice) -> tuple[int, ...]:
     return () if part.receives else (TRIGGER,)
-
-
-def _into(edges: list[Edge], index: int) -> tuple[Edge, ...]:
-    return tuple(sorted((edge for edge in edges if edge.target == index), key=lambda edge: (edge.value, edge.source)))
-
-
-def _out_of(edges: list[Edge], index: int) -> tuple[Edge, ...]:
-    return tuple(sorted((edge for edge in edges if edge.source == index), key=lambda edge: (edge.value, edge.target)))

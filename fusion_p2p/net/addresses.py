@@ -65,7 +65,7 @@ def parse_peer_address(text: str, *, own: PeerId | None = None) -> PeerAddress:
     peer = PeerId(parts[-1][1])
     if peer == own:
         raise AddressError(f"address {text!r} is this peer's own: give the address of another one")
-    return PeerAddress(str(Multiaddr(text)), peer)
+    return PeerAddress(_normal(text), peer)
 
 
 def parse_listen_address(text: str) -> str:
@@ -75,7 +75,7 @@ def parse_listen_address(text: str) -> str:
         raise AddressError(f"address {text!r}: a listen address has no /p2p/...; the form is {LISTEN_FORM}")
     if parts[0][0] not in ("ip4", "ip6"):
         raise AddressError(f"address {text!r}: listen on a numeric address, such as /ip4/0.0.0.0/tcp/31337")
-    return str(Multiaddr(text))
+    return _normal(text)
 
 
 def parse_announce_address(text: str) -> str:
@@ -85,7 +85,7 @@ def parse_announce_address(text: str) -> str:
         raise AddressError(f"address {text!r}: our own /p2p/... is added by itself; the form is {LISTEN_FORM}")
     if any(name in _PORTS and int(value) == 0 for name, value in parts):
         raise AddressError(f"address {text!r}: port 0 cannot be announced; give the port that is forwarded to this machine")
-    return str(Multiaddr(text))
+    return _normal(text)
 
 
 def circuit_address(relay: str, peer: PeerId) -> str:
@@ -180,7 +180,7 @@ def _value_problem(name: str, value: str) -> str | None:
         family = ipaddress.IPv4Address if name == "ip4" else ipaddress.IPv6Address
         return None if _parses(family, value) else f"is not an IPv{name[-1]} address" + _dns_hint(value)
     if name == "p2p":
-        return None if _is_peer_id(value) else "is not a peer id (they begin with 12D3Koo)"
+        return None if is_peer_id(value) else "is not a peer id (they begin with 12D3Koo)"
     return None if _HOST_NAME.fullmatch(value) else "is not a host name"
 
 
@@ -192,11 +192,19 @@ def _parses(family: type[ipaddress.IPv4Address] | type[ipaddress.IPv6Address], v
     return True
 
 
+def _normal(text: str) -> str:
+    """The address as the multiaddr package writes it, which refuses more than is checked here."""
+    try:
+        return str(Multiaddr(text))
+    except ValueError as error:
+        raise AddressError(f"address {text!r} cannot be used: {error}") from None
+
+
 def _dns_hint(value: str) -> str:
     return f" (for a name write /dns4/{value})" if re.search(r"[g-z]", value.lower()) and _HOST_NAME.fullmatch(value) else ""
 
 
-def _is_peer_id(value: str) -> bool:
+def is_peer_id(value: str) -> bool:
     """An Ed25519 peer id, or the sha-256 one of an older key."""
     try:
         data = base58.b58decode(value)

@@ -13,11 +13,14 @@ from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
 from fusion_p2p.ids import Digest, JobId, PeerId, digest_of
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.messaging import MessageStream, expect
+from fusion_p2p.net.reconnecting import open_patiently
 from fusion_p2p.wire.blob_messages import BLOB_MESSAGES, BLOB_PROTOCOL, Blob, FetchContent, FetchTensor, Missing
 from fusion_p2p.wire.frames import MAX_CHUNK_BYTES
 from fusion_p2p.wire.messages import Message
 
 IDLE_TIMEOUT_S = 20.0
+WRITE_TIMEOUT_S = 60.0
+"""A reader that takes no piece for so long is lost: the stream is up, but nobody is there."""
 ASKER_IDLE_S = 120.0
 """A stream on which nothing is asked for so long is closed by the holder."""
 
@@ -81,7 +84,7 @@ class BlobReader:
         self._holder = holder
 
     async def __aenter__(self) -> BlobReader:
-        self._stream = await self._transport.open(self._holder, BLOB_PROTOCOL)
+        self._stream = await open_patiently(self._transport, self._holder, BLOB_PROTOCOL)
         self._messages = MessageStream(self._stream, BLOB_MESSAGES)
         return self
 
@@ -120,20 +123,25 @@ async def fetch_content(transport: Transport, peer: PeerId, digest: Digest, num_
 
 
 async def write_chunks(stream: Stream, data: memoryview) -> None:
-    """Write in pieces small enough that the stream's back-pressure bounds what is in flight."""
+    """Write in pieces small enough for back-pressure to bound what is in flight; DeadlinePassed when one is not taken."""
     flat = data.cast("B")
     for start in range(0, len(flat), MAX_CHUNK_BYTES):
-        await stream.write(flat[start : start + MAX_CHUNK_BYTES])
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await stream.write(flat[start : start + MAX_CHUNK_BYTES])
+        except TimeoutError:
+            raise DeadlinePassed(f"{stream.remote} took no byte for {WRITE_TIMEOUT_S:g} s") from None
 
 
-async def read_chunks(stream: Stream, num_bytes: int) -> bytearray:
-    """Read exactly `num_bytes` into one buffer; DeadlinePassed when a piece takes too long."""
+async def read_chunks(stream: Stream, num_bytes: int, progressed: Callable[[], None] = lambda: None) -> bytearray:
+    """Read exactly `num_bytes` into one buffer; DeadlinePassed when a piece takes too long. Tells of every piece."""
     buffer = bytearray(num_bytes)
     view = memoryview(buffer)
     for start in range(0, num_bytes, MAX_CHUNK_BYTES):
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
                 await stream.read_into(view[start : start + MAX_CHUNK_BYTES])
+            progressed()
         except TimeoutError:
             raise DeadlinePassed(f"{stream.remote} stopped sending at byte {start} of {num_bytes}") from None
     return buffer

@@ -20,7 +20,15 @@ from pathlib import Path
 
 from fusion_p2p.errors import AddressError, DeadlinePassed, FusionError, NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.addresses import PeerAddress, by_reach, circuit_address, is_relayed, on_all_hosts, parse_peer_address
+from fusion_p2p.net.addresses import (
+    PeerAddress,
+    by_reach,
+    circuit_address,
+    is_peer_id,
+    is_relayed,
+    on_all_hosts,
+    parse_peer_address,
+)
 from fusion_p2p.net.base import StreamHandler
 from fusion_p2p.net.dialling import NAME_NOT_FOUND, reason_of, reasons_by_address
 from fusion_p2p.net.hivemind_control import READ_BUFFER_BYTES, DaemonGone, DaemonRefused, RawStream, accept
@@ -167,6 +175,8 @@ class HivemindTransport:
         await self._daemon.control.serve(protocol, self._listener)
 
     async def open(self, peer: PeerId, protocol: str, *, timeout_s: float = 10.0) -> HivemindStream:
+        if not is_peer_id(peer):  # ids come from strangers, too
+            raise PeerUnreachable(f"{peer[:40]!r} is no peer id")
         try:
             async with asyncio.timeout(timeout_s):
                 stream = HivemindStream(await self._open(peer, protocol))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from fusion_p2p.errors import NetworkError, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Stream, Transport
 
-RECONNECT_S = 6.0
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 8.0
 """A peer that cannot be reached again for so long is lost. p2pd itself waits 5 s before it dials a failed address again."""
+MAX_RESETS = 8
+"""A peer that closes a stream this often within RECONNECT_S does not want it."""
 
 
 async def open_patiently(transport: Transport, peer: PeerId, protocol: str, patience_s: float = RECONNECT_S) -> Stream:
@@ -27,6 +33,17 @@ async def open_patiently(transport: Transport, peer: PeerId, protocol: str, pati
                 raise
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 2, 1.0)
+
+
+async def keep_open(transport: Transport, peer: PeerId, protocol: str, use: Callable[[Stream], Awaitable[None]]) -> NoReturn:
+    """Open a stream and use it until it is reset, again and again. NetworkError when the peer is lost; what `use` raises."""
+    clock = asyncio.get_running_loop().time
+    resets: deque[float] = deque([-RECONNECT_S] * MAX_RESETS, maxlen=MAX_RESETS)
+    while clock() - resets[0] > RECONNECT_S:
+        await use(await open_patiently(transport, peer, protocol))
+        log.info("stream reset peer=%s protocol=%s, opening it again", peer, protocol)
+        resets.append(clock())
+    raise StreamClosed(f"{peer} closed its {protocol} stream {MAX_RESETS} times within {RECONNECT_S:g} s")
 
 
 async def until_reset(close: Callable[[], Awaitable[None]], *halves: Coroutine[Any, Any, None]) -> None:

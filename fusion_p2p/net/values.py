@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
+from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import credits as outboxes
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.blobs import read_chunks, write_chunks
-from fusion_p2p.net.reconnecting import RECONNECT_S, open_patiently, until_reset
+from fusion_p2p.net.reconnecting import keep_open, until_reset
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, decode_header, encode_header
 
 VALUES_PROTOCOL = "/fusion/values/1"
-MAX_RESETS = 8
-"""A peer that closes a lane this often within RECONNECT_S does not want it."""
+MAX_ANSWERS = 4096
 FIRST_FRAME_S = 120.0
 """A lane that carries nothing for so long after it was opened is closed; its sender opens it again when needed."""
-WRITE_TIMEOUT_S = 60.0
-"""A reader that takes no byte for so long is lost: the stream is up, but nobody is there."""
 _GRADIENTS = (Direction.BACKWARD, Direction.TIED)
 
 log = logging.getLogger(__name__)
@@ -111,16 +107,13 @@ class ValueSender:
 
     async def _keep_lane(self, lane: tuple[PeerId, bool]) -> None:
         peer, _ = lane
-        clock = asyncio.get_running_loop().time
-        resets: deque[float] = deque([-RECONNECT_S] * MAX_RESETS, maxlen=MAX_RESETS)
+
+        async def use(stream: Stream) -> None:
+            self._refill(lane)
+            await until_reset(stream.close, self._write(stream, self._queues[lane]), self._read_acknowledgements(stream))
+
         try:
-            while clock() - resets[0] > RECONNECT_S:
-                stream = await open_patiently(self._transport, peer, VALUES_PROTOCOL)
-                self._refill(lane)
-                await until_reset(stream.close, self._write(stream, self._queues[lane]), self._read_acknowledgements(stream))
-                log.info("lane reset peer=%s, opening it again", peer)
-                resets.append(clock())
-            self._lost(peer, f"it closed the value stream {MAX_RESETS} times within {RECONNECT_S:g} s")
+            await keep_open(self._transport, peer, VALUES_PROTOCOL, use)
         except (NetworkError, WireError) as error:
             self._lost(peer, str(error))
 
@@ -138,12 +131,8 @@ class ValueSender:
                 continue
             kind = FrameKind.NONE if payload.type is None else FrameKind.VALUE
             header = Header(kind, self._run, send.moment, send.edge, payload.type, payload.codec, len(payload.data))
-            try:
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await stream.write(encode_header(header))
-                    await write_chunks(stream, payload.data)
-            except TimeoutError:
-                raise DeadlinePassed(f"{stream.remote} took no byte for {WRITE_TIMEOUT_S:g} s") from None
+            await write_chunks(stream, memoryview(encode_header(header)))
+            await write_chunks(stream, payload.data)
             self.bytes_sent += HEADER_BYTES + len(payload.data)
 
     async def _read_acknowledgements(self, stream: Stream) -> None:
@@ -154,11 +143,19 @@ class ValueSender:
             self._step(outboxes.Acknowledged(header.edge, header.moment))
 
 
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """The stream of a lane that comes in, and what is still to be acknowledged on it."""
+
+    stream: Stream
+    answers: asyncio.Queue[Header]
+
+
 class Inlet(Protocol):
     """A run that takes values here."""
 
-    def expected(self, edge: Edge, sender: PeerId) -> TensorType | None:
-        """The declared type of what this peer may send on this edge; None when it may not."""
+    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
+        """The declared type of the value that this peer sends now. WireError when it may not, or has no credit for it."""
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         """Take the value, or answer with an acknowledgement. WireError when it breaks the edge's credits."""
@@ -170,8 +167,9 @@ class ValueReceiver:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._inlets: dict[RunId, Inlet] = {}
-        self._answers: dict[tuple[PeerId, bool], asyncio.Queue[Header]] = {}
+        self._lanes: dict[tuple[PeerId, bool], _Incoming] = {}
         self.bytes_received = 0
+        self.chunks_received = 0
 
     async def start(self) -> None:
         await self._transport.serve(VALUES_PROTOCOL, self._serve)
@@ -185,10 +183,13 @@ class ValueReceiver:
         self._inlets.pop(run, None)
 
     def acknowledge(self, run: RunId, sender: PeerId, edge: Edge, moment: Moment) -> None:
-        """Tell the sender that a task has taken this value. Lost with its stream; the sender then asks again."""
-        queue = self._answers.get(lane_of(sender, edge))
-        if queue is not None:
-            queue.put_nowait(Header(FrameKind.CREDIT, run, moment, edge))
+        """Tell the sender that a task has taken this value. Lost with its stream; the sender then asks again.
+
+        Dropped when the sender has not read thousands before: an honest one reads all the time.
+        """
+        incoming = self._lanes.get(lane_of(sender, edge))
+        if incoming is not None and not incoming.answers.full():
+            incoming.answers.put_nowait(Header(FrameKind.CREDIT, run, moment, edge))
 
     async def _serve(self, stream: Stream) -> None:
         try:
@@ -197,14 +198,17 @@ class ValueReceiver:
         except TimeoutError:
             return
         lane = lane_of(stream.remote, first.edge)
-        answers = self._answers[lane] = asyncio.Queue()
-        writing = asyncio.create_task(self._write_answers(stream, answers))
+        incoming = _Incoming(stream, asyncio.Queue(MAX_ANSWERS))
+        replaced, self._lanes[lane] = self._lanes.get(lane), incoming
+        if replaced is not None:  # a sender has one stream per lane: what the old one still holds is sent again
+            await replaced.stream.close()
+        writing = asyncio.create_task(self._write_answers(incoming))
         try:
             await self._read(stream, first, lane)
         finally:
             writing.cancel()
-            if self._answers.get(lane) is answers:
-                del self._answers[lane]
+            if self._lanes.get(lane) is incoming:
+                del self._lanes[lane]
 
     async def _read(self, stream: Stream, header: Header, lane: tuple[PeerId, bool]) -> None:
         while True:
@@ -217,9 +221,7 @@ class ValueReceiver:
         inlet = self._inlets.get(header.run)
         if inlet is None:
             raise WireError(f"{stream.remote} sent a value of epoch {header.run.epoch}, which does not run here")
-        declared = inlet.expected(header.edge, stream.remote)
-        if declared is None:
-            raise WireError(f"{stream.remote} may not send value {header.edge.value} to slice {header.edge.target}")
+        declared = inlet.expected(header.edge, header.moment, stream.remote)
         inlet.deliver(header.edge, header.moment, await self._payload(stream, header, declared))
 
     async def _payload(self, stream: Stream, header: Header, declared: TensorType) -> Payload:
@@ -229,13 +231,17 @@ class ValueReceiver:
             raise WireError(f"{stream.remote} sent value {header.edge.value} as {header.type}, declared {declared}")
         if header.payload_bytes != declared.num_bytes:
             raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {declared.num_bytes}")
-        data = memoryview(await read_chunks(stream, header.payload_bytes))
+        data = memoryview(await read_chunks(stream, header.payload_bytes, self._count_chunk))
         self.bytes_received += HEADER_BYTES + len(data)
         return Payload(declared, data, header.codec)
 
-    async def _write_answers(self, stream: Stream, answers: asyncio.Queue[Header]) -> None:
+    def _count_chunk(self) -> None:
+        self.chunks_received += 1
+
+    async def _write_answers(self, incoming: _Incoming) -> None:
         try:
             while True:
-                await stream.write(encode_header(await answers.get()))
-        except NetworkError:
-            log.info("cannot acknowledge to peer=%s: its stream is gone", stream.remote)
+                await write_chunks(incoming.stream, memoryview(encode_header(await incoming.answers.get())))
+        except NetworkError as error:
+            log.info("cannot acknowledge to peer=%s: %s", incoming.stream.remote, error)
+            await incoming.stream.close()

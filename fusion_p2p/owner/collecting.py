@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from fusion_p2p.compress.dense import from_bytes
+from fusion_p2p.errors import StreamClosed
 from fusion_p2p.execute.state import required_tensors
 from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.graph.slices import Cut
@@ -66,10 +67,19 @@ async def _collect_from(
     writer: CheckpointWriter,
     writing: asyncio.Lock,
 ) -> None:
-    host = torch.device("cpu")
-    async with BlobReader(transport, peer) as reader:
-        for name, type_ in tensors.items():
-            request = FetchTensor(job=what.job, incarnation=what.incarnation, step=step, name=name)
-            tensor = from_bytes(await reader.tensor(request, type_.num_bytes), type_, host)
-            async with writing:
-                await asyncio.to_thread(writer.add, name, tensor)
+    """Fetch one tensor after another; a stream that is reset is opened again as long as something came through it."""
+    waiting = list(tensors.items())
+    while waiting:
+        before = len(waiting)
+        try:
+            async with BlobReader(transport, peer) as reader:
+                while waiting:
+                    name, type_ = waiting[0]
+                    request = FetchTensor(job=what.job, incarnation=what.incarnation, step=step, name=name)
+                    tensor = from_bytes(await reader.tensor(request, type_.num_bytes), type_, torch.device("cpu"))
+                    async with writing:
+                        await asyncio.to_thread(writer.add, name, tensor)
+                    del waiting[0]
+        except StreamClosed:
+            if len(waiting) == before:
+                raise

@@ -10,7 +10,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.job import epochs
 from fusion_p2p.job.epochs import Epochs
 from fusion_p2p.owner.links import Gone, Heard, Links
-from fusion_p2p.wire.job_messages import Abort, Failed, Prepare, Prepared, Pulse, Refused, Start, Started
+from fusion_p2p.wire.job_messages import Abort, Failed, Lost, Prepare, Prepared, Pulse, Refused, Start, Started
 
 TICK_S = 1.0
 
@@ -26,11 +26,11 @@ class EpochStart:
         self,
         links: Links,
         proposed: epochs.Proposed,
-        prepare: Callable[[int], Prepare],
-        record_start: Callable[[int], None],
+        order: Prepare,
+        record_start: Callable[[], None],
     ) -> str | None:
-        """Run the proposal's epoch, or say why it was aborted. `prepare` makes the message for an epoch number."""
-        attempt = _Attempt(links, prepare, record_start)
+        """Run the proposal's epoch, or say why it was aborted. `order` is for the epoch after the newest."""
+        attempt = _Attempt(links, order, record_start)
         self._step(proposed, attempt)
         while not attempt.ended:
             try:
@@ -53,8 +53,8 @@ class EpochStart:
 class _Attempt:
     """Turns the actions for one epoch into messages, and remembers how it ended."""
 
-    def __init__(self, links: Links, prepare: Callable[[int], Prepare], record_start: Callable[[int], None]) -> None:
-        self._links, self._prepare, self._record_start = links, prepare, record_start
+    def __init__(self, links: Links, order: Prepare, record_start: Callable[[], None]) -> None:
+        self._links, self._order, self._record_start = links, order, record_start
         self._progress: dict[PeerId, int] = {}
         self.ended = False
         self.reason: str | None = None
@@ -69,7 +69,7 @@ class _Attempt:
                 return epochs.PeerPrepared(peer, epoch)
             case Started(epoch=epoch):
                 return epochs.PeerStarted(peer, epoch)
-            case Refused(reason=reason) | Failed(reason=reason):
+            case Refused(reason=reason) | Failed(reason=reason) | Lost(reason=reason):
                 return epochs.PeerGone(peer, reason)
             case Pulse(progress=progress) if progress != self._progress.get(peer):
                 self._progress[peer] = progress
@@ -78,13 +78,12 @@ class _Attempt:
 
     def act(self, action: epochs.Action) -> None:
         match action:
-            case epochs.SendPrepare(epoch, peers):
-                message = self._prepare(epoch)
+            case epochs.SendPrepare(_, peers):
                 for peer in peers:
-                    self._links.say(peer, message, until_settled="epoch")
+                    self._links.say(peer, self._order, until_settled="epoch")
             case epochs.RecordStart(epoch, peers):
-                self._record_start(epoch)
-                start = Start(epoch=epoch, state_step=self._prepare(epoch).state_step)
+                self._record_start()
+                start = Start(epoch=epoch, state_step=self._order.state_step)
                 for peer in peers:
                     self._links.say(peer, start, until_settled="epoch")
             case epochs.EpochRuns():

@@ -7,19 +7,16 @@ reports, so a reset loses nothing. A peer that cannot be reached again, or says 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.base import Transport
+from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.net.reconnecting import open_patiently, until_reset
+from fusion_p2p.net.reconnecting import keep_open, until_reset
 from fusion_p2p.wire.job_messages import JOB_MESSAGES, JOB_PROTOCOL, Pulse
 from fusion_p2p.wire.messages import Message
-
-log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 SILENCE_S = 7.0
@@ -80,11 +77,11 @@ class Links:
                 await queue.join()
 
     async def _keep(self, peer: PeerId) -> None:
+        async def use(stream: Stream) -> None:
+            await self._use(peer, MessageStream(stream, JOB_MESSAGES))
+
         try:
-            while True:
-                stream = await open_patiently(self._transport, peer, JOB_PROTOCOL)
-                await self._use(peer, MessageStream(stream, JOB_MESSAGES))
-                log.info("control stream reset peer=%s, opening it again", peer)
+            await keep_open(self._transport, peer, JOB_PROTOCOL, use)
         except DeadlinePassed:
             self._give_up(peer, f"no word for {SILENCE_S:g} s")
         except (NetworkError, WireError) as error:

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from fusion_p2p.compress.dense import to_bytes
-from fusion_p2p.errors import NetworkError, RunStopped
+from fusion_p2p.errors import AddressError, GraphError, NetworkError, RunStopped, WireError
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import cut
+from fusion_p2p.graph.slices import Cut, cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import epochs
-from fusion_p2p.job.topology import slice_edges
+from fusion_p2p.job.topology import SliceEdges, slice_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
@@ -32,7 +32,7 @@ from fusion_p2p.plan.encoding import check_plan, encode_plan
 from fusion_p2p.plan.explain import explain
 from fusion_p2p.wire.blob_messages import FetchTensor
 from fusion_p2p.wire.frames import RunId
-from fusion_p2p.wire.job_messages import Content, Prepare, Stop, TrainingSettings
+from fusion_p2p.wire.job_messages import Contact, Content, Prepare, Stop, TrainingSettings
 from fusion_p2p.wire.swarm_messages import Register
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ FAREWELL_S = 2.0
 """How long the owner waits for its last words to leave."""
 DRAW_S = 30.0
 """Between two drawings of the loss curve."""
+DIAL_S = 5.0
 RETRY_S = 2.0
 """Between an aborted epoch and the next registration."""
 
@@ -62,6 +63,15 @@ class Job:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A proposal, checked and cut."""
+
+    parts: Cut
+    edges: tuple[SliceEdges, ...]
+    explanation: tuple[str, ...]
+
+
 class OwnedRun:
     """Trains a job to its last step on whoever enlists."""
 
@@ -76,6 +86,7 @@ class OwnedRun:
         self._context, self._job, self._transport, self._enlist = context, job, transport, enlist
         self._config, self._folder, self._report = context.config, context.folder, context.report
         self._blobs = BlobServer(transport)
+        self._holders: frozenset[PeerId] = frozenset()
         started = self._folder.ledger.history.start
         self._starting = EpochStart(context.clock, started.epoch if started is not None else 0)
 
@@ -119,54 +130,74 @@ class OwnedRun:
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
         """Start the proposal's epoch and train in it; False when it could not be started."""
-        plan, job = enlisted.plan, self._job
-        parts = cut(job.graph, plan.slice_of)
-        check_plan(plan, job.graph, parts)
-        explanation = explain(plan, job.graph, parts, workload(job.graph), job.settings.optimiser)
-        self._folder.write_plan(plan, explanation)
-        for line in explanation:
+        try:
+            draft = await asyncio.to_thread(self._understand, enlisted)
+        except (GraphError, WireError) as error:
+            return self._wait(f"the plan of {enlisted.coordinator} is refused: {error}")
+        self._folder.write_plan(enlisted.plan, draft.explanation)
+        for line in draft.explanation:
             self._report.say(line)
-        encoded = encode_plan(plan)
-        content = Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded))
-        for contact in enlisted.contacts:
-            with contextlib.suppress(NetworkError):  # a peer that cannot be dialled shows when its control stream is opened
-                await self._transport.connect(contact.addresses, timeout_s=5.0)
-        async with self._linked([part.peer for part in plan.slices]) as links:
-            proposed = epochs.Proposed(
-                enlisted.term, enlisted.coordinator, self._starting.state.epoch, frozenset(part.peer for part in plan.slices)
-            )
-
-            def prepare(epoch: int) -> Prepare:
-                return Prepare(
-                    job=job.job,
-                    incarnation=job.incarnation,
-                    epoch=epoch,
-                    graph=graph,
-                    plan=content,
-                    settings=job.settings,
-                    state_step=job.state_step,
-                    contacts=enlisted.contacts,
-                )
-
-            def record_start(epoch: int) -> None:
-                self._folder.ledger.append(
-                    entries.Start(
-                        epoch=epoch,
-                        state_step=job.state_step,
-                        plan=content.digest,
-                        coordinator=enlisted.coordinator,
-                        term=enlisted.term,
-                    )
-                )
-
-            reason = await self._starting.start(links, proposed, prepare, record_start)
+        peers = frozenset(part.peer for part in enlisted.plan.slices)
+        self._holders = peers
+        await self._meet(enlisted.contacts)
+        async with self._linked(sorted(peers)) as links:
+            proposed = epochs.Proposed(enlisted.term, enlisted.coordinator, self._starting.state.epoch, peers)
+            order = self._order(graph, enlisted)
+            reason = await self._starting.start(links, proposed, order, self._recorder(order, enlisted))
             if reason is not None:
-                self._report.say(f"waiting: the plan could not be started: {reason}")
-                return False
-            run = RunId(job.job, job.incarnation, self._starting.state.epoch)
-            stage = Stage(run, job.graph, plan, parts, slice_edges(job.graph, parts), job.settings, job.state_step)
+                return self._wait(f"the plan could not be started: {reason}")
+            run = RunId(self._job.job, self._job.incarnation, self._starting.state.epoch)
+            stage = Stage(
+                run, self._job.graph, enlisted.plan, draft.parts, draft.edges, self._job.settings, self._job.state_step
+            )
             await self._train(stage, links)
         return True
+
+    def _wait(self, reason: str) -> bool:
+        self._report.say(f"waiting: {reason}")
+        return False
+
+    def _understand(self, enlisted: Enlisted) -> _Draft:
+        """Check and cut: GraphError or WireError when the proposal is not a plan for our graph."""
+        graph, plan = self._job.graph, enlisted.plan
+        parts = cut(graph, plan.slice_of)
+        check_plan(plan, graph, parts)
+        explanation = explain(plan, graph, parts, workload(graph), self._job.settings.optimiser)
+        return _Draft(parts, slice_edges(graph, parts), tuple(explanation))
+
+    async def _meet(self, contacts: Sequence[Contact]) -> None:
+        """Learn the way to the peers. One that cannot be dialled shows when its control stream is opened."""
+
+        async def dial(contact: Contact) -> None:
+            with contextlib.suppress(NetworkError, AddressError):
+                await self._transport.connect(contact.addresses, timeout_s=DIAL_S)
+
+        await asyncio.gather(*(dial(contact) for contact in contacts))
+
+    def _order(self, graph: Content, enlisted: Enlisted) -> Prepare:
+        """What every peer is asked to prepare; its epoch is the one that is given out when it is sent."""
+        encoded = encode_plan(enlisted.plan)
+        return Prepare(
+            job=self._job.job,
+            incarnation=self._job.incarnation,
+            epoch=self._starting.state.epoch + 1,
+            graph=graph,
+            plan=Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded)),
+            settings=self._job.settings,
+            state_step=self._job.state_step,
+            contacts=enlisted.contacts,
+        )
+
+    def _recorder(self, order: Prepare, enlisted: Enlisted) -> Callable[[], None]:
+        """Writes the start of the epoch into the ledger."""
+        start = entries.Start(
+            epoch=order.epoch,
+            state_step=order.state_step,
+            plan=order.plan.digest,
+            coordinator=enlisted.coordinator,
+            term=enlisted.term,
+        )
+        return lambda: self._folder.ledger.append(start)
 
     async def _train(self, stage: Stage, links: Links) -> None:
         training = Training(self._transport, stage, links, self._context)
@@ -190,9 +221,14 @@ class OwnedRun:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _tensor(self, asker: PeerId, asked: FetchTensor) -> memoryview | None:
-        """First values and restored state, for the peers of this run."""
+        """First values and restored state, for the peers of this run only: each question reads the disk."""
         checkpoint = self._job.checkpoint
-        if checkpoint is None or asked.step != checkpoint.step or asked.name not in checkpoint.names:
+        if (
+            checkpoint is None
+            or asker not in self._holders
+            or asked.step != checkpoint.step
+            or asked.name not in checkpoint.names
+        ):
             return None
         return to_bytes(await asyncio.to_thread(checkpoint.tensor, asked.name))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.config import TrainConfig
-from fusion_p2p.errors import RunStopped, WireError
+from fusion_p2p.errors import NetworkError, RunStopped, WireError
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import JobId, PeerId
@@ -113,9 +113,10 @@ class Training:
         self._validation: dict[int, float] = {}
         self._validation_loss: float | None = None
         self._collecting: asyncio.Task[Path] | None = None
+        self._fetching = False
         self._progress: dict[PeerId, int] = {}
         self._moved = clock.now()
-        self._longest_s = 0.0
+        self._longest_s = stage.plan.predicted_step_s
         self._fed = stage.state_step
 
     async def run(self) -> None:
@@ -178,7 +179,7 @@ class Training:
         else:
             self._folder.ledger.append(entries.Skip(epoch=epoch, step=step))
             self._report.say(f"step {step} is skipped: its loss or gradient is not finite{self._notes(step)}")
-            message = Skip(epoch=epoch, step=step)
+            message = Skip(epoch=epoch, step=step, snapshot=self._checkpoints(step))
         for peer in self._peers():
             self._links.say(peer, message, until_settled=DECISION)
 
@@ -193,10 +194,14 @@ class Training:
         collecting, self._collecting = self._collecting, None
         if collecting is None:
             return
-        path = await self._while_heard(collecting)
+        try:
+            path = await self._while_heard(collecting)
+        except (NetworkError, WireError) as error:
+            raise RunStopped(f"the last checkpoint could not be collected: {error}") from None
         self._folder.ledger.append(entries.CheckpointWritten(step=int(path.name.rpartition("-")[2])))
 
     async def _while_heard(self, task: asyncio.Task[Path]) -> Path:
+        self._fetching = True
         while not task.done():
             hearing = asyncio.create_task(self._hear())
             try:
@@ -206,6 +211,7 @@ class Training:
             finally:
                 if not hearing.done():
                     hearing.cancel()
+        self._fetching = False
         return task.result()
 
     async def _validate(self, step: int) -> None:
@@ -228,6 +234,8 @@ class Training:
     async def _hear(self) -> Heard:
         """The next thing a peer says. RunStopped when one is gone, has failed, or nothing moves any more."""
         while True:
+            if self._fetching:  # whose every wait has a deadline of its own
+                self._moved = self._clock.now()
             allowed = max(STALL_S, STALL_STEPS * self._longest_s) - (self._clock.now() - self._moved)
             try:
                 async with asyncio.timeout(max(allowed, 0.0)):
@@ -253,7 +261,8 @@ class Training:
     def _take(self, peer: PeerId, message: Message) -> None:
         match message:
             case StepReport() as report if self._holds(peer, report.slice, report.epoch):
-                self._reports[report.step][report.slice] = report
+                if report.step in (self._transaction.step, self._transaction.step + 1):
+                    self._reports[report.step][report.slice] = report
                 told = transactions.Report(report.squares, report.losses)
                 self._step(transactions.Reported(report.slice, report.step, told))
             case Applied(slice=index, step=step, epoch=epoch) if self._holds(peer, index, epoch):

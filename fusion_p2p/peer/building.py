@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.compress.dense import from_bytes
-from fusion_p2p.errors import NetworkError, SliceFailed
+from fusion_p2p.errors import AddressError, NetworkError, SliceFailed
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.slice import SliceExecutor
 from fusion_p2p.execute.state import SliceState, required_tensors
@@ -67,25 +67,17 @@ async def build_epoch(
     `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease.
     """
     async with BlobReader(transport, owner) as reader:
-        graph = decode_graph(await _content(reader, prepare.graph, MAX_GRAPH_BYTES))
-        plan = decode_plan(await _content(reader, prepare.plan, MAX_PLAN_BYTES))
-        await bench.run(check, graph, Limits(workspace_bytes=bench.offered_bytes))
-        parts = cut(graph, plan.slice_of)
-        check_plan(plan, graph, parts)
-        if plan.graph != prepare.graph.digest:
-            raise SliceFailed("the plan was made for another graph")
-        mine = plan.slices_of(transport.peer_id)
-        if not mine:
-            raise SliceFailed("the plan gives this peer nothing to do")
-        await bench.run(_refuse_what_does_not_fit, graph, parts, plan, mine, prepare, bench.offered_bytes)
-        edges = slice_edges(graph, parts)
-        tasks = {
-            index: await _slice_tasks(_Site(graph, parts, plan, edges, progressed), index, bench, reader, prepare)
-            for index in mine
-        }
+        encoded_graph = await _content(reader, prepare.graph, MAX_GRAPH_BYTES)
+        encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
+        site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
+        tasks = {}
+        for index in site.plan.slices_of(transport.peer_id):
+            tensors = await _fetch_tensors(site, index, reader, prepare, progressed)
+            tasks[index] = await bench.run(_allocate, site, index, bench.device, prepare, tensors)
+            progressed()
     await _meet(transport, prepare.contacts)
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
-    return BuiltEpoch(run, owner, graph, plan, edges, tasks, prepare.state_step)
+    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, prepare.state_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +86,21 @@ class _Site:
     parts: Cut
     plan: Plan
     edges: tuple[SliceEdges, ...]
-    progressed: Callable[[], None]
+
+
+def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: Prepare, offered_bytes: int) -> _Site:
+    """Decode, check and cut. On the compute thread: a stranger's graph may take long, and the event loop must not."""
+    graph, plan = decode_graph(encoded_graph), decode_plan(encoded_plan)
+    check(graph, Limits(workspace_bytes=offered_bytes))
+    parts = cut(graph, plan.slice_of)
+    check_plan(plan, graph, parts)
+    if plan.graph != prepare.graph.digest:
+        raise SliceFailed("the plan was made for another graph")
+    mine = plan.slices_of(me)
+    if not mine:
+        raise SliceFailed("the plan gives this peer nothing to do")
+    _refuse_what_does_not_fit(graph, parts, plan, mine, prepare, offered_bytes)
+    return _Site(graph, parts, plan, slice_edges(graph, parts))
 
 
 async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
@@ -115,11 +121,6 @@ def _refuse_what_does_not_fit(
         needed += slice_bytes(graph, parts.slices[index], saved, holding)
     if needed > offered_bytes:
         raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
-
-
-async def _slice_tasks(site: _Site, index: int, bench: Bench, reader: BlobReader, prepare: Prepare) -> SliceTasks:
-    tensors = await _fetch_tensors(site, index, reader, prepare)
-    return await bench.run(_allocate, site, index, bench.device, prepare, tensors)
 
 
 def _allocate(site: _Site, index: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceTasks:
@@ -153,7 +154,9 @@ def _codecs(plan: Plan, index: int) -> dict[Edge, str]:
     return chosen
 
 
-async def _fetch_tensors(site: _Site, index: int, reader: BlobReader, prepare: Prepare) -> dict[str, Tensor]:
+async def _fetch_tensors(
+    site: _Site, index: int, reader: BlobReader, prepare: Prepare, progressed: Callable[[], None]
+) -> dict[str, Tensor]:
     """What the owner has to send: the whole state of a later step, or the first values that follow from no rule."""
     part, host = site.parts.slices[index], torch.device("cpu")
     ruled = {f"parameter/{site.graph.parameter(value).name}" for value in part.parameters if site.graph.parameter(value).rule}
@@ -162,7 +165,7 @@ async def _fetch_tensors(site: _Site, index: int, reader: BlobReader, prepare: P
         if prepare.state_step or (name.startswith("parameter/") and name not in ruled):
             request = FetchTensor(job=prepare.job, incarnation=prepare.incarnation, step=prepare.state_step, name=name)
             tensors[name] = from_bytes(await reader.tensor(request, type_.num_bytes), type_, host)
-            site.progressed()
+            progressed()
     return tensors
 
 
@@ -172,7 +175,7 @@ async def _meet(transport: Transport, contacts: Sequence[Contact]) -> None:
     async def dial(contact: Contact) -> None:
         try:
             await transport.connect(contact.addresses, timeout_s=CONNECT_TIMEOUT_S)
-        except NetworkError as error:
+        except (NetworkError, AddressError) as error:
             log.info("cannot dial peer=%s yet: %s", contact.peer, error)
 
     await asyncio.gather(*(dial(contact) for contact in contacts if contact.peer != transport.peer_id))

@@ -30,7 +30,8 @@ from fusion_p2p.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
-MAX_SNAPSHOTS = 2
+MAX_SNAPSHOTS = 1
+"""The next step is not committed before the owner has collected the last snapshot, so one is enough."""
 _TRIGGER_TYPE = TensorType((), "bool", False)
 _URGENCY = [TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.SKIP, TaskKind.REPORT, TaskKind.FORWARD, TaskKind.EVALUATE]
 
@@ -88,7 +89,7 @@ class EpochWork:
         }
         self._mailbox: dict[tuple[Edge, Moment], Payload] = {}
         self._tallies = {index: _Tally() for index in built.tasks}
-        self._commits: dict[int, Commit] = {}
+        self._decisions: dict[int, Commit | Skip] = {}
         self._wake = asyncio.Event()
         ours = {edge: credits for edge, credits in self._credits.items() if edge.source in built.tasks}
         self._sender = ValueSender(transport, built.run, ours, self._peer_of, local=self._deliver_soon, lost=self._lost)
@@ -107,18 +108,19 @@ class EpochWork:
             group.create_task(self._sender.run())
             group.create_task(self._compute())
 
-    def expected(self, edge: Edge, sender: PeerId) -> TensorType | None:
-        """The declared type of what this peer may send on this edge; None when it may not."""
+    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
+        """The declared type of the value that this peer sends now. WireError when it may not."""
         if edge.target not in self._flows or edge not in self._credits or self._peer_of[edge.source] != sender:
-            return None
+            raise WireError(f"{sender} may not send value {edge.value} to slice {edge.target}")
+        if edge.direction is not Direction.EVALUATE and moment.micro_batch >= self._built.plan.micro_batches:
+            raise WireError(f"micro-batch {moment.micro_batch} of {self._built.plan.micro_batches}")
+        flows.refuse_without_credit(self._flows[edge.target], flows.Arrived(edge, moment, self._credits[edge]))
         return _TRIGGER_TYPE if edge.value == TRIGGER else self._built.graph.types[edge.value]
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         """Put a value into the mailbox. WireError when it is a nothing where a value belongs, or comes without credit."""
         if payload.type is None and edge.direction is not Direction.BACKWARD and edge.value != TRIGGER:
             raise WireError(f"nothing was sent where value {edge.value} belongs")
-        if edge.direction is not Direction.EVALUATE and moment.micro_batch >= self._built.plan.micro_batches:
-            raise WireError(f"micro-batch {moment.micro_batch} of {self._built.plan.micro_batches}")
         event = flows.Arrived(edge, moment, self._credits[edge])
         flow, actions = flows.step(self._flows[edge.target], event)
         self._flows[edge.target] = flow
@@ -132,8 +134,7 @@ class EpochWork:
 
     def decide(self, decision: Commit | Skip) -> None:
         """Take the owner's decision about a step. WireError when a slice has not reported it."""
-        if isinstance(decision, Commit):
-            self._commits[decision.step] = decision
+        self._decisions[decision.step] = decision
         fate = Fate.COMMIT if isinstance(decision, Commit) else Fate.SKIP
         for index, flow in self._flows.items():
             self._flows[index], actions = flows.step(flow, flows.Decided(decision.step, fate))
@@ -167,7 +168,7 @@ class EpochWork:
         payloads = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
         for edge, moment in taken:
             self._acknowledge(edge, moment)
-        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._commits.get(task.moment.step))
+        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._decisions.get(task.moment.step))
         try:
             outcome = await asyncio.wrap_future(work)
         except (SliceFailed, WireError) as error:
@@ -221,7 +222,7 @@ class EpochWork:
     def _say_applied(self, index: int, step: int) -> None:
         self._tell(Applied(epoch=self._built.run.epoch, step=step, slice=index), None)
         if all(flow.step > step for flow in self._flows.values()):
-            self._commits.pop(step, None)
+            self._decisions.pop(step, None)
 
     def _acknowledge(self, edge: Edge, moment: Moment) -> None:
         sender = self._peer_of[edge.source]

@@ -23,12 +23,14 @@ from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.net.values import ValueReceiver
 from fusion_p2p.peer.building import Bench, build_epoch
 from fusion_p2p.peer.epoch_work import BuiltEpoch, EpochWork
+from fusion_p2p.peer.voice import Voice
 from fusion_p2p.wire.blob_messages import FetchTensor
 from fusion_p2p.wire.job_messages import (
     JOB_MESSAGES,
     JOB_PROTOCOL,
     Abort,
     Commit,
+    EvalReport,
     Failed,
     Prepare,
     Prepared,
@@ -37,6 +39,7 @@ from fusion_p2p.wire.job_messages import (
     Skip,
     Start,
     Started,
+    StepReport,
     Stop,
 )
 from fusion_p2p.wire.messages import Message
@@ -45,7 +48,6 @@ from fusion_p2p.wire.swarm_messages import Holding
 log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
-SEND_TIMEOUT_S = 10.0
 LEAVE_S = 1.0
 """How long a peer that leaves waits for its owner to let it go."""
 
@@ -71,9 +73,8 @@ class JobService:
         self._asked: dict[Claim, Prepare] = {}
         self._engaged: _Engagement | None = None
         self._done_before = 0
-        self._streams: dict[PeerId, MessageStream] = {}
+        self._voices: dict[PeerId, Voice] = {}
         self._unsettled: dict[str, Message] = {}
-        self._outgoing: asyncio.Queue[tuple[PeerId, Message]] = asyncio.Queue()
         self._group: asyncio.TaskGroup | None = None
         self._released = asyncio.Event()
 
@@ -85,8 +86,9 @@ class JobService:
         return Holding(job=engaged.claim.job, slices=tuple(engaged.built.tasks) if engaged.built is not None else ())
 
     def progress(self) -> int:
-        """Tasks done since the start of the process."""
-        return self._done_before + (self._engaged.work.progress if self._engaged and self._engaged.work else 0)
+        """Tasks done and pieces of values received since the start of the process: alive without progress is suspect."""
+        working = self._engaged.work.progress if self._engaged and self._engaged.work else 0
+        return self._done_before + working + self._receiver.chunks_received
 
     def describe(self) -> str:
         """What this peer does, in one line for its volunteer."""
@@ -106,7 +108,6 @@ class JobService:
                 await self._receiver.start()
                 await self._transport.serve(JOB_PROTOCOL, self._serve)
                 self._group.create_task(self._tick())
-                self._group.create_task(self._speak())
         finally:
             await self._leave()
 
@@ -117,33 +118,22 @@ class JobService:
             if self._engaged is not None:
                 self._say(self._engaged.claim.owner, Pulse(progress=self.progress()))
 
-    async def _speak(self) -> None:
-        while True:
-            owner, message = await self._outgoing.get()
-            stream = self._streams.get(owner)
-            if stream is None:
-                continue
-            try:
-                async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await stream.send(message)
-            except (NetworkError, TimeoutError):
-                log.info("could not say %s to owner=%s; it will ask again", message.kind, owner)
-
     async def _leave(self) -> None:
         """Tell the owner, who would learn it from our silence only, and give it a moment to let us go."""
         engaged = self._engaged
-        stream = self._streams.get(engaged.claim.owner) if engaged is not None else None
-        if engaged is None or stream is None:
+        voice = self._voices.get(engaged.claim.owner) if engaged is not None else None
+        if engaged is None or voice is None:
             return
         self._released.clear()
         with contextlib.suppress(NetworkError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                await stream.send(Refused(epoch=engaged.claim.epoch, reason="it leaves the swarm"))
+                await voice.say_now(Refused(epoch=engaged.claim.epoch, reason="it leaves the swarm"))
                 await self._released.wait()
 
     async def _serve(self, stream: Stream) -> None:
         messages, owner = MessageStream(stream, JOB_MESSAGES), stream.remote
-        self._streams[owner] = messages
+        self._voices[owner] = voice = Voice(messages)
+        speaking = asyncio.create_task(voice.run())
         if self._engaged is not None and self._engaged.claim.owner == owner:
             for unsettled in self._unsettled.values():
                 self._say(owner, unsettled)
@@ -153,8 +143,9 @@ class JobService:
                 self._step(tenures.Heard(owner))
                 self._obey(owner, message)
         finally:
-            if self._streams.get(owner) is messages:
-                del self._streams[owner]
+            speaking.cancel()
+            if self._voices.get(owner) is voice:
+                del self._voices[owner]
                 self._released.set()
 
     def _obey(self, owner: PeerId, message: Message) -> None:
@@ -162,7 +153,7 @@ class JobService:
             case Prepare():
                 claim = Claim(owner, JobId(message.job), message.incarnation, message.epoch)
                 self._asked[claim] = message
-                self._step(tenures.Asked(claim, message.lease_s))
+                self._step(tenures.Asked(claim))
                 self._asked.pop(claim, None)
             case Start() | Abort() | Stop() | Commit() | Skip():
                 self._obey_engaged(owner, message)
@@ -186,7 +177,8 @@ class JobService:
         elif isinstance(message, Abort):
             self._step(tenures.Ended(engaged.claim, message.reason))
         elif engaged.work is not None:
-            self._unsettled.clear()
+            decided = message.step
+            self._unsettled = {key: said for key, said in self._unsettled.items() if _outlives(said, decided)}
             engaged.work.decide(message)
 
     def _step(self, event: tenures.Event) -> None:
@@ -257,7 +249,10 @@ class JobService:
         self._say(self._engaged.claim.owner, message)
 
     def _say(self, owner: PeerId, message: Message) -> None:
-        self._outgoing.put_nowait((owner, message))
+        """Without a stream of this owner it is lost: what counts is unsettled, and said again on the next one."""
+        voice = self._voices.get(owner)
+        if voice is not None:
+            voice.say(message)
 
     async def _tensor(self, asker: PeerId, asked: FetchTensor) -> memoryview | None:
         engaged = self._engaged
@@ -281,3 +276,8 @@ class JobService:
                 reason = f"unexpected {type(error).__name__}: {error}"[:1000]
                 self._say(engaged.claim.owner, Failed(epoch=engaged.claim.epoch, slice=0, reason=reason))
                 self._step(tenures.Ended(engaged.claim, reason))
+
+
+def _outlives(said: Message, decided: int) -> bool:
+    """Whether something said to the owner still matters after a step was decided: what is of a later step, or of none."""
+    return not isinstance(said, StepReport | EvalReport) or said.step > decided

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.compress.codec import CODECS
+from fusion_p2p.errors import SliceFailed
 from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
 from fusion_p2p.execute.state import Snapshot
+from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.flow import Task, TaskKind
 from fusion_p2p.job.topology import TRIGGER, SliceEdges
 from fusion_p2p.net.values import NOTHING, Payload
 from fusion_p2p.wire.frames import Edge
-from fusion_p2p.wire.job_messages import Commit
+from fusion_p2p.wire.job_messages import Commit, Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,14 @@ class SliceTasks:
         self._graph, self._edges, self._executor, self._device, self._codec_of = graph, edges, executor, device, codec_of
         self._loss = graph.outputs[0]
 
-    def perform(self, task: Task, taken: Mapping[Edge, Payload], commit: Commit | None) -> Outcome:
+    def perform(self, task: Task, taken: Mapping[Edge, Payload], decision: Commit | Skip | None) -> Outcome:
         """Run one task with the values it took from the mailbox. SliceFailed when it cannot be done."""
         begun = time.perf_counter()
-        outcome = self._perform(task, taken, commit)
+        try:
+            outcome = self._perform(task, taken, decision)
+        except OPERATOR_ERRORS as error:
+            where = f"slice {self._edges.index} at step {task.moment.step}, task {task}"
+            raise SliceFailed(f"{where}: {type(error).__name__}: {error}") from None
         busy_s = time.perf_counter() - begun
         return Outcome(outcome.sends, outcome.loss, outcome.squares, outcome.snapshot, outcome.note, busy_s)
 
@@ -54,7 +60,7 @@ class SliceTasks:
         """Forget the open step."""
         self._executor.abort_step()
 
-    def _perform(self, task: Task, taken: Mapping[Edge, Payload], commit: Commit | None) -> Outcome:
+    def _perform(self, task: Task, taken: Mapping[Edge, Payload], decision: Commit | Skip | None) -> Outcome:
         match task.kind:
             case TaskKind.FORWARD | TaskKind.EVALUATE:
                 return self._forward(task, taken)
@@ -62,13 +68,14 @@ class SliceTasks:
                 return self._backward(task, taken)
             case TaskKind.REPORT:
                 return self._report(taken)
-            case TaskKind.UPDATE if commit is not None:
-                self._take_sums(taken)
-                self._executor.update(task.moment.step, commit.clip, commit.rate)
-                return Outcome(snapshot=self._executor.state.snapshot() if commit.snapshot else None)
-            case _:
-                self._executor.skip(task.moment.step)
-                return Outcome()
+            case TaskKind.UPDATE | TaskKind.SKIP:
+                if isinstance(decision, Commit):
+                    self._take_sums(taken)
+                    self._executor.update(task.moment.step, decision.clip, decision.rate)
+                else:
+                    self._executor.skip(task.moment.step)
+                wanted = decision is not None and decision.snapshot
+                return Outcome(snapshot=self._executor.state.snapshot() if wanted else None)
 
     def _forward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
         arrived = {edge.value: self._decode(edge, payload) for edge, payload in taken.items() if edge.value != TRIGGER}

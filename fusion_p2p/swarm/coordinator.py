@@ -144,7 +144,7 @@ def _register(state: Jobs, wish: Wish) -> Step:
     known = state.jobs.get(wish.job)
     if known is None and len(state.jobs) >= MAX_JOBS:
         return state, (Refuse(wish.job, f"{MAX_JOBS} jobs are registered already"),)
-    if known is not None and wish.owner != known.wish.owner and wish.incarnation <= known.wish.incarnation:
+    if known is not None and wish.owner != known.wish.owner:
         return state, (Refuse(wish.job, "this job is registered by another owner"),)
     return replace(state, jobs={**state.jobs, wish.job: Job(wish)}), ()
 

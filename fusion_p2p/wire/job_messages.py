@@ -73,7 +73,6 @@ class Prepare(Message):
     state_step: Count
     """The slices' state is that after this step; 0: as the graph's rules or the owner's initial weights say."""
     contacts: Annotated[tuple[Contact, ...], Field(max_length=256)]
-    lease_s: Seconds = 30.0
 
 
 class Prepared(Message):
@@ -134,6 +133,8 @@ class Skip(Message):
     kind: ClassVar[str] = "skip"
     epoch: Count
     step: Count
+    snapshot: bool = False
+    """As with a commit."""
 
 
 class Applied(Message):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fusion_p2p.errors import RunStopped
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.owner.checkpoint import newest_checkpoint
+from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.ledger import read_ledger
 from tests.swarm_in_memory import Owner, Recorder, owner, run_config, volunteers
 from tests.training.cuts import random_cut
@@ -166,6 +168,44 @@ async def test_streams_that_are_reset_in_the_middle_change_nothing(tmp_path: Pat
             assert network.reset_streams() > 0
         await finishing
     assert owned.recorder.losses == undisturbed.recorder.losses
+
+
+@pytest.mark.row(30)
+async def test_steps_that_are_not_finite_are_skipped_named_and_three_in_a_row_end_the_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "run", learning_rate=1e30, steps=50, checkpoint_every=1)
+    async with (
+        SimulatedNetwork(seed=1) as network,
+        volunteers(network, 3) as helpers,
+        owner(network, config, contiguous(3), helpers) as owned,
+    ):
+        with pytest.raises(RunStopped, match=r"3 steps in a row.*is not finite"):
+            await owned.run.finish()
+    named = [line for line in owned.recorder.lines if "is skipped" in line]
+    assert any(f"{volunteer.peer.peer_id}: value" in line and "computed by" in line for line in named for volunteer in helpers)
+    history = read_ledger(config.run / "ledger.jsonl")
+    assert [type(fate).__name__ for fate in history.fates.values()][-2:] == ["Skip", "Skip"]
+    assert history.checkpoint_step >= history.step - 1
+
+
+async def test_a_plan_that_is_none_and_addresses_that_are_none_make_the_owner_wait_not_fail(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "run", steps=2)
+    async with (
+        SimulatedNetwork(seed=1) as network,
+        volunteers(network, 3) as helpers,
+        owner(network, config, contiguous(3), helpers) as owned,
+    ):
+        good = await owned.run._enlist(None)
+        bad = dataclasses.replace(good, plan=dataclasses.replace(good.plan, slice_of=good.plan.slice_of[:-1]))
+        nowhere = tuple(contact.model_copy(update={"addresses": ("/ip4/1.2.3.4",)}) for contact in good.contacts)
+        answers = iter([bad, dataclasses.replace(good, contacts=nowhere)])
+
+        async def enlist(register: object) -> Enlisted:
+            return next(answers)
+
+        owned.run._enlist = enlist
+        await owned.run.finish()
+    assert any("is refused" in line for line in owned.recorder.lines)
+    assert len(owned.recorder.losses) == 2
 
 
 async def test_what_does_not_fit_is_refused_with_what_is_missing(tmp_path: Path) -> None:

@@ -145,11 +145,10 @@ def test_registering_twice_and_for_others() -> None:
     state, actions = play((0.0, wish()), (1.0, wish(peers=2)))
     assert actions == []
     assert state.jobs[ONE].wish.peers == 2
-    _, actions = play((2.0, wish(owner=OTHER)), state=state)
-    assert actions == [Refuse(ONE, "this job is registered by another owner")]
-    resumed, actions = play((2.0, wish(owner=OTHER, incarnation=2)), state=state)
-    assert actions == []
-    assert resumed.jobs[ONE].wish.owner == OTHER
+    for incarnation in (1, 2):  # job ids are public: no incarnation makes a stranger the owner
+        same, actions = play((2.0, wish(owner=OTHER, incarnation=incarnation)), state=state)
+        assert actions == [Refuse(ONE, "this job is registered by another owner")]
+        assert same.jobs[ONE].wish.owner != OTHER
 
 
 def test_bounds() -> None:

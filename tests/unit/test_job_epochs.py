@@ -64,7 +64,7 @@ def test_a_peer_that_makes_progress_is_waited_for() -> None:
 
 
 def test_proposals_of_older_terms_or_of_another_base_are_refused_with_a_reason() -> None:
-    state, _ = drive(Epochs(), PROPOSAL, PeerGone(A, "left"))
+    state, _ = drive(Epochs(), PROPOSAL, PeerPrepared(A, 1), PeerPrepared(B, 1), PeerGone(A, "left"))
     for proposal, reason in [
         (Proposed(2, A, 1, BOTH), "term 2 is older than term 3"),
         (Proposed(3, C, 0, BOTH), "built on epoch 0, but 1 is the newest"),
@@ -72,6 +72,11 @@ def test_proposals_of_older_terms_or_of_another_base_are_refused_with_a_reason()
         same, actions = drive(state, proposal)
         assert actions == [ProposalRefused(reason)]
         assert same == state
+
+
+def test_a_term_counts_only_once_its_peers_were_ready() -> None:
+    state, _ = drive(Epochs(), Proposed(1 << 52, A, 0, BOTH), PeerGone(B, "never heard of it"))
+    assert drive(state, Proposed(3, C, 1, BOTH))[1] == [SendPrepare(2, BOTH)]
 
 
 def test_nothing_is_accepted_while_an_epoch_is_being_prepared() -> None:

@@ -40,32 +40,40 @@ def drive(state: Tenure, *events: tenures.Event, now: float = 0.0) -> tuple[Tenu
 
 
 def test_ask_build_start() -> None:
-    _, actions = drive(Tenure(), Asked(CLAIM, 30.0), Built(CLAIM), StartAsked(CLAIM), StartAsked(CLAIM))
+    _, actions = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM), StartAsked(CLAIM))
     assert actions == [Build(CLAIM), SayPrepared(CLAIM), Begin(CLAIM, again=False), Begin(CLAIM, again=True)]
 
 
 def test_a_peer_serves_one_job_at_a_time_and_says_so() -> None:
-    state, _ = drive(Tenure(), Asked(CLAIM, 30.0))
-    same, actions = drive(state, Asked(STRANGER, 30.0))
+    state, _ = drive(Tenure(), Asked(CLAIM))
+    same, actions = drive(state, Asked(STRANGER))
     assert same == state
     assert actions == [SayRefused(STRANGER, "serving another job (11111111)")]
 
 
+def test_a_stranger_cannot_take_over_a_run_whose_job_it_knows() -> None:
+    state, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM))
+    thief = Claim(OTHER, CLAIM.job, 99, 99)
+    same, actions = drive(state, Asked(thief), Ended(thief, "mine now"))
+    assert same == state
+    assert [type(action) for action in actions] == [SayRefused]
+
+
 def test_a_newer_epoch_replaces_what_was_promised_and_an_older_one_does_not() -> None:
-    state, _ = drive(Tenure(), Asked(CLAIM, 30.0), Built(CLAIM))
-    newer, actions = drive(state, Asked(NEXT, 30.0))
+    state, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM))
+    newer, actions = drive(state, Asked(NEXT))
     assert actions == [Drop(CLAIM, "replaced by a newer epoch"), Build(NEXT)]
-    assert isinstance(drive(newer, Asked(CLAIM, 30.0))[1][0], SayRefused)
+    assert isinstance(drive(newer, Asked(CLAIM))[1][0], SayRefused)
 
 
 def test_a_failed_build_is_refused_with_its_reason_and_the_peer_is_free() -> None:
-    state, actions = drive(Tenure(), Asked(CLAIM, 30.0), BuildFailed(CLAIM, "needs 3.1 GiB more"))
+    state, actions = drive(Tenure(), Asked(CLAIM), BuildFailed(CLAIM, "needs 3.1 GiB more"))
     assert actions[-1] == SayRefused(CLAIM, "needs 3.1 GiB more")
     assert state == Tenure()
 
 
 def test_a_silent_owner_is_given_up_and_a_word_from_it_prolongs() -> None:
-    state, _ = drive(Tenure(), Asked(CLAIM, 30.0), Built(CLAIM), StartAsked(CLAIM))
+    state, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM))
     state, _ = drive(state, Heard(OWNER), Heard(OTHER), now=20.0)
     assert drive(state, Tick(), now=20.0 + OWNER_SILENT_S - 1)[1] == []
     state, actions = drive(state, Tick(), now=20.0 + OWNER_SILENT_S)
@@ -74,7 +82,7 @@ def test_a_silent_owner_is_given_up_and_a_word_from_it_prolongs() -> None:
 
 
 def test_only_the_owner_of_the_claim_ends_it() -> None:
-    state, _ = drive(Tenure(), Asked(CLAIM, 30.0))
+    state, _ = drive(Tenure(), Asked(CLAIM))
     assert drive(state, Ended(STRANGER, "x"))[1] == []
     assert drive(state, Ended(CLAIM, "done"))[1] == [Drop(CLAIM, "done")]
 
@@ -105,7 +113,7 @@ class TenureMachine(RuleBasedStateMachine):
 
     @rule(claim=claims)
     def ask(self, claim: Claim) -> None:
-        self.feed(Asked(claim, 30.0))
+        self.feed(Asked(claim))
 
     @rule(claim=claims)
     def build(self, claim: Claim) -> None:
