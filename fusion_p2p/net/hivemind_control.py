@@ -7,6 +7,7 @@ with hivemind's messages. Of the two address types, hivemind's writes `/p2p/...`
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from multiaddr import Multiaddr
 
 from fusion_p2p.errors import NetworkError
 from fusion_p2p.ids import PeerId
+
+logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process when it is imported
 
 READ_BUFFER_BYTES = 256 << 10
 """A stream stops reading from the daemon when it holds twice this."""

@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,13 @@ async def two_networks(folder: Path) -> AsyncIterator[tuple[Network, Network]]:
         await b.transport.connect(a.transport.addresses)
         await b.directory.join([a.transport.peer_id])
         yield a, b
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the name of a Unix socket; those of pytest may not."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.mark.row(23)
@@ -141,14 +149,14 @@ asyncio.run(main())
 
 
 @pytest.mark.row(22)
-def test_nothing_outlives_a_killed_process_for_long(tmp_path: Path):
+def test_nothing_outlives_a_killed_process_for_long(short_folder: Path):
     """The daemon goes by itself; the sockets go at the next start."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "key")]
+    environment = {**os.environ, "TMPDIR": str(short_folder), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", CHILD, str(short_folder / "key")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         daemon = psutil.Process(int(process.stdout.readline()))
-        [parent] = tmp_path.glob("fusion-p2p-*")
+        [parent] = short_folder.glob("fusion-p2p-*")
         [stale] = parent.iterdir()
         assert stale.name.startswith(f"{process.pid}-")
         started = time.monotonic()

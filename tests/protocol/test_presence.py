@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -217,7 +218,7 @@ def test_who_is_alone_says_what_it_listens_on_dialled_and_got(caplog: pytest.Log
             await world.kill(dead.me)
             lonely = world.add()
             await asyncio.sleep(60.0)
-            said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
             assert said[0] == f"nobody else heard yet; listening on {world.nodes[lonely.me].transport.addresses[0]}"
             assert said[1].startswith(f"dialled {dead.me}: ")
             assert "refused" in said[1]
