@@ -69,8 +69,9 @@ class _Attempt:
                 return epochs.PeerPrepared(peer, epoch)
             case Started(epoch=epoch):
                 return epochs.PeerStarted(peer, epoch)
-            case Refused(reason=reason) | Failed(reason=reason) | Lost(reason=reason):
-                return epochs.PeerGone(peer, reason)
+            case Refused(epoch=epoch, reason=reason) | Failed(epoch=epoch, reason=reason) | Lost(epoch=epoch, reason=reason):
+                # Of another epoch: said again by a peer that was frozen while that one ended.
+                return epochs.PeerGone(peer, reason) if epoch == self._order.epoch else None
             case Pulse(progress=progress) if progress != self._progress.get(peer):
                 self._progress[peer] = progress
                 return epochs.PeerProgressed(peer)

@@ -270,6 +270,8 @@ class Training:
             case EvalReport() as report if self._holds(peer, self._stage.loss_slice, report.epoch):
                 if report.step == self._validating:
                     self._validation[report.micro_batch] = report.loss
+            case Failed(epoch=epoch) | Lost(epoch=epoch) if epoch != self._stage.run.epoch:
+                pass  # said again by a peer that was frozen while that epoch ended
             case Failed(slice=index, reason=reason):
                 raise RunStopped(f"{self._stage.describe(peer)} failed: {reason}")
             case Lost(peer=other, reason=reason):

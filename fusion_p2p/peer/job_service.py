@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fusion_p2p.clock import Clock
@@ -190,7 +191,7 @@ class JobService:
         match action:
             case tenures.Build(claim):
                 self._engaged = _Engagement(claim, self._asked[claim])
-                self._engaged.task = self._spawn(self._build(self._engaged))
+                self._engaged.task = self._spawn(functools.partial(self._build, self._engaged))
             case tenures.SayPrepared(claim):
                 self._say(claim.owner, Prepared(epoch=claim.epoch))
             case tenures.SayRefused(claim, reason):
@@ -225,7 +226,7 @@ class JobService:
     def _begin(self) -> None:
         engaged = self._engaged
         if engaged is not None and engaged.work is not None:
-            engaged.task = self._spawn(engaged.work.run())
+            engaged.task = self._spawn(engaged.work.run)
 
     def _drop(self) -> None:
         engaged, self._engaged = self._engaged, None
@@ -260,16 +261,16 @@ class JobService:
             return None
         return engaged.work.snapshot_bytes(asked.step, asked.name)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("the job service does not run")
         return self._group.create_task(self._supervise(work))
 
-    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
+    async def _supervise(self, work: Callable[[], Awaitable[None]]) -> None:
         """A fault of ours in one job must not take the volunteer's process with it: the job ends, the peer lives on."""
         engaged = self._engaged
         try:
-            await work
+            await work()
         except Exception as error:
             log.exception("job ended by an unexpected error")
             if engaged is not None and engaged is self._engaged:
