@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusion_p2p.errors import DeadlinePassed, NetworkError, WireError
+from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.messaging import MessageStream
@@ -48,6 +48,7 @@ class Links:
         self._outgoing: dict[PeerId, asyncio.Queue[Message]] = {peer: asyncio.Queue() for peer in peers}
         self._unsettled: dict[PeerId, dict[str, Message]] = {peer: {} for peer in self._outgoing}
         self._gone: set[PeerId] = set()
+        self._dismissing = False
 
     async def run(self) -> None:
         """Keep all streams open until cancelled."""
@@ -70,15 +71,20 @@ class Links:
         for peer in self._unsettled:
             self.settle(peer, key)
 
-    async def drained(self) -> None:
-        """Wait until everything said so far to peers that are not gone has been handed to their streams."""
-        for peer, queue in self._outgoing.items():
-            if peer not in self._gone:
-                await queue.join()
+    async def dismiss(self, last_word: Message) -> None:
+        """Say this to every peer that is not gone, and wait until each has ended its stream: so it was heard."""
+        self._dismissing = True
+        staying = self._outgoing.keys() - self._gone
+        for peer in staying:
+            self.say(peer, last_word, until_settled="dismissed")
+        while staying - self._gone:
+            await self.inbox.get()
 
     async def _keep(self, peer: PeerId) -> None:
         async def use(stream: Stream) -> None:
             await self._use(peer, MessageStream(stream, JOB_MESSAGES))
+            if self._dismissing:
+                raise StreamClosed(f"{peer} was dismissed")
 
         try:
             await keep_open(self._transport, peer, JOB_PROTOCOL, use)
@@ -105,10 +111,7 @@ class Links:
             except TimeoutError:
                 await messages.send(Pulse(progress=0))
                 continue
-            try:
-                await messages.send(message)
-            finally:
-                queue.task_done()
+            await messages.send(message)
 
     async def _listen(self, peer: PeerId, messages: MessageStream) -> None:
         while True:

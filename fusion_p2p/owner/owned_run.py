@@ -38,7 +38,7 @@ from fusion_p2p.wire.swarm_messages import Register
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
-"""How long the owner waits for its last words to leave."""
+"""How long the owner waits for its last words to be heard."""
 DRAW_S = 30.0
 """Between two drawings of the loss curve."""
 DIAL_S = 5.0
@@ -212,11 +212,9 @@ class OwnedRun:
         try:
             yield links
         finally:
-            for peer in peers:
-                links.say(peer, Stop(job=self._job.job, reason="the owner has ended the run"))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_S):
-                    await links.drained()
+                    await links.dismiss(Stop(job=self._job.job, reason="the owner has ended the run"))
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
 

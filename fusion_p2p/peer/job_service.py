@@ -139,7 +139,8 @@ class JobService:
             for unsettled in self._unsettled.values():
                 self._say(owner, unsettled)
         try:
-            while True:
+            message: Message | None = None
+            while not isinstance(message, Stop):  # ending the stream then tells the owner that it was heard
                 message = await messages.receive(timeout_s=tenures.OWNER_SILENT_S)
                 self._step(tenures.Heard(owner))
                 self._obey(owner, message)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import NetworkError, WireError
+from fusion_p2p.errors import NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Directory, Transport
@@ -297,8 +297,13 @@ class Presence:
         try:
             async with asyncio.timeout(LEAVE_S):
                 stream = await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=LEAVE_S)
-                await MessageStream(stream, SWARM_MESSAGES).send(Leave(incarnation=self._view.node.incarnation))
-                await stream.close()
+                messages = MessageStream(stream, SWARM_MESSAGES)
+                await messages.send(Leave(incarnation=self._view.node.incarnation))
+                await (
+                    messages.receive()
+                )  # it ends the stream when it has heard; what our daemon has not sent by its end is lost
+        except StreamClosed:
+            return
         except (NetworkError, TimeoutError) as error:
             logger.debug("goodbye to %s: %s", peer, error)
 

@@ -6,12 +6,13 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from contrib.benchmarks.swarm import Swarm
-from contrib.processes import Program
+from contrib.processes import Program, start_bootstrap
 from tests.process.swarm_of_processes import (
     ENDLESS,
     EXIT_S,
@@ -20,6 +21,7 @@ from tests.process.swarm_of_processes import (
     START_S,
     holders,
     leave,
+    living,
     no_traceback,
     one_more,
     peer_id,
@@ -32,44 +34,53 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240), p
 ASKED = [signal.SIGINT, signal.SIGTERM]
 INTERRUPTED = 130
 STOPPED = 6
+LOST_S = 8.0
+"""An owner that was told does not wait for its peer to be silent; two others start meanwhile."""
 TOLD_S = 3.0
 """A peer whose owner said that the run is over is free at once; silence would take it half a minute."""
 
 
-def training_owner(swarm: Swarm, name: str, num_peers: int) -> Program:
-    owner = swarm.start_owner(name, *ENDLESS, "--peers", str(num_peers))
-    owner.wait_for(r"^step \d+", RUN_S)
-    return owner
+def training_owners(swarm: Swarm, running: ExitStack, *names: str) -> list[Program]:
+    """Owners of runs of their own, at work on two peers each."""
+    owners = [running.enter_context(swarm.start_owner(name, *ENDLESS, "--peers", "2")) for name in names]
+    for owner in owners:
+        owner.wait_for(r"^step \d+", RUN_S)
+    return owners
 
 
-@pytest.mark.parametrize("number", ASKED, ids=lambda number: number.name)
-def test_whoever_is_asked_to_leave_is_out_within_five_seconds_and_the_others_are_told(tmp_path: Path, number: signal.Signals):
-    with swarm_of(tmp_path, 3) as swarm:
-        with training_owner(swarm, "first", 2) as owner:
-            working, lines = holders(swarm, owner), {peer: len(peer.lines) for peer in swarm.peers}
+def test_whoever_is_asked_to_leave_is_out_within_five_seconds_and_the_others_are_told(tmp_path: Path):
+    with swarm_of(tmp_path, 4) as swarm, ExitStack() as running:
+        bootstrap, _ = start_bootstrap(tmp_path / "second", "--bootstrap", swarm.address)
+        running.enter_context(bootstrap)
+        for number, owner in zip(ASKED, training_owners(swarm, running, "first", "second"), strict=True):
+            working = holders(swarm, owner)
+            lines = {peer: len(peer.lines) for peer in working}
             assert leave(owner, number).code == INTERRUPTED
-            assert "no checkpoint yet; resume with: fusion-peer train --resume" in owner.tail()
+            assert "; resume with: fusion-peer train --resume" in owner.lines[-1]
             for peer in working:
                 peer.wait_for(STANDBY, TOLD_S, after=lines[peer])
 
-        with training_owner(swarm, "second", 2) as owner:
-            working = holders(swarm, owner)
-            assert leave(working[0], number).code == 0
-            begin = time.monotonic()
-            assert owner.wait(EXIT_S) == STOPPED
-            print(f"the owner of the peer that left ended after {time.monotonic() - begin:.2f} s")
-            assert f"{peer_id(working[0])} (slice" in owner.lines[-1]
+        owners = training_owners(swarm, running, "third", "fourth")
+        waiting = [running.enter_context(swarm.start_owner(name, *ENDLESS, "--peers", "9")) for name in ("fifth", "sixth")]
+        for number, owner in zip(ASKED, owners, strict=True):
+            gone, other = holders(swarm, owner)
+            begin, before = time.monotonic(), len(other.lines)
+            assert leave(gone, number).code == 0
+            assert owner.wait(LOST_S) == STOPPED
+            print(f"the owner of the peer that left ended {time.monotonic() - begin:.2f} s after the signal")
+            assert f"{peer_id(gone)} (slice" in owner.lines[-1]
             no_traceback(owner)
-            working[1].wait_for(STANDBY, TOLD_S, after=len(working[1].lines) - 1)
+            other.wait_for(STANDBY, TOLD_S, after=before)
 
-        with swarm.start_owner("too-large", *ENDLESS, "--peers", "9") as waiting:
-            waiting.wait_for("waiting: ", START_S)
-            assert leave(waiting, number).code == INTERRUPTED
-
-        left = [peer for peer in swarm.peers if peer is not working[0]]
-        assert leave(left[0], number).code == 0
-        status_once(swarm, lambda answer: [peer["peer"] for peer in answer["peers"]] == [peer_id(left[1])], EXIT_S)
-        assert leave(swarm.bootstrap, number).code == 0
+        for number, owner in zip(ASKED, waiting, strict=True):
+            owner.wait_for("waiting: ", START_S)
+            assert leave(owner, number).code == INTERRUPTED
+        first, last = living(swarm)
+        assert leave(first, signal.SIGINT).code == 0
+        status_once(swarm, lambda answer: [peer["peer"] for peer in answer["peers"]] == [peer_id(last)], EXIT_S)
+        assert leave(last, signal.SIGTERM).code == 0
+        assert leave(swarm.bootstrap, signal.SIGINT).code == 0
+        assert leave(bootstrap, signal.SIGTERM).code == 0
 
 
 def test_whoever_is_killed_leaves_no_daemon_and_no_relay_and_its_sockets_go_at_the_next_start(
@@ -79,7 +90,8 @@ def test_whoever_is_killed_leaves_no_daemon_and_no_relay_and_its_sockets_go_at_t
         monkeypatch.setenv("TMPDIR", short)
         sockets = Path(short) / f"fusion-p2p-{os.getuid()}"
         with swarm_of(tmp_path, 3) as swarm:
-            with training_owner(swarm, "first", 2) as owner:
+            with ExitStack() as running:
+                (owner,) = training_owners(swarm, running, "first")
                 working = holders(swarm, owner)
                 (idle,) = (peer for peer in swarm.peers if peer not in working)
                 with swarm.start_owner("too-large", *ENDLESS, "--peers", "9") as waiting:
