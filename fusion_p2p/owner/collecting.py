@@ -10,17 +10,20 @@ from pathlib import Path
 import torch
 
 from fusion_p2p.compress.dense import from_bytes
-from fusion_p2p.errors import StreamClosed
+from fusion_p2p.errors import PeerUnreachable, StreamClosed
 from fusion_p2p.execute.state import required_tensors
 from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import Digest, JobId, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobReader
+from fusion_p2p.net.reconnecting import RECONNECT_S
 from fusion_p2p.owner.checkpoint import CheckpointWriter
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.blob_messages import FetchTensor
 from fusion_p2p.wire.job_messages import TrainingSettings
+
+REOPEN_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,10 @@ async def _collect_from(
     writer: CheckpointWriter,
     writing: asyncio.Lock,
 ) -> None:
-    """Fetch one tensor after another; a stream that is reset is opened again as long as something came through it."""
-    waiting = list(tensors.items())
+    """Fetch one tensor after another; a stream that is reset is opened again, for RECONNECT_S without a tensor."""
+    waiting, clock = list(tensors.items()), asyncio.get_running_loop().time
+    moved = clock()
     while waiting:
-        before = len(waiting)
         try:
             async with BlobReader(transport, peer) as reader:
                 while waiting:
@@ -80,6 +83,8 @@ async def _collect_from(
                     async with writing:
                         await asyncio.to_thread(writer.add, name, tensor)
                     del waiting[0]
-        except StreamClosed:
-            if len(waiting) == before:
+                    moved = clock()
+        except (StreamClosed, PeerUnreachable):
+            if clock() - moved > RECONNECT_S:
                 raise
+            await asyncio.sleep(REOPEN_PAUSE_S)
