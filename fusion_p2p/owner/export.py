@@ -29,8 +29,7 @@ def export_state_dict(run: Path, out: Path) -> tuple[int, int]:
     checkpoint = newest_checkpoint(run / CHECKPOINTS, damage.append)
     if checkpoint is None:
         raise ConfigError(f"{run} has no checkpoint yet")
-    known = state_dict(decode_graph((run / GRAPH).read_bytes()), checkpoint) | load_file(run / UNTOUCHED)
-    tensors = {name: known[name] for name in json.loads((run / NAMES).read_bytes()) if name in known}
+    tensors = _named_as_the_module(run, state_dict(decode_graph((run / GRAPH).read_bytes()), checkpoint))
     part = out.with_name(f".{out.name}.part")
     try:
         save_file(tensors, part, metadata={"step": str(checkpoint.step)})
@@ -38,6 +37,15 @@ def export_state_dict(run: Path, out: Path) -> tuple[int, int]:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write {out}: {error}") from None
     return checkpoint.step, len(tensors)
+
+
+def _named_as_the_module(run: Path, trained: dict[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        known = trained | load_file(run / UNTOUCHED)
+        names = json.loads((run / NAMES).read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{run} does not say what its model's tensors are called: {error}") from None
+    return {name: known[name] for name in names if name in known}
 
 
 def state_dict(graph: Graph, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -171,6 +171,10 @@ def test_export_of_something_else_is_one_sentence(tmp_path: Path):
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
         export_state_dict(tmp_path, tmp_path / "out")
+    (tmp_path / "graph.fusion").write_bytes(encode_graph(tied_graph()))
+    write(tmp_path / "checkpoint", 10, {"parameter/embedding.weight": torch.ones(3), "parameter/norm.mean": torch.ones(3)})
+    with pytest.raises(ConfigError, match="does not say what its model's tensors are called"):
+        export_state_dict(tmp_path, tmp_path / "out")
     keep_model(tmp_path, {})
     write(tmp_path / "checkpoint", 20, {"parameter/embedding.weight": torch.ones(3), "parameter/norm.mean": torch.ones(3)})
     with pytest.raises(ConfigError, match="cannot write"):
