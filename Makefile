@@ -5,7 +5,7 @@
 
 PYTHON ?= python3.11
 TORCH ?=
-EXTRAS ?= dev,hf,gpu
+EXTRAS ?= dev,hf,gpu,web
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -33,6 +33,7 @@ class Help:
 
 
 Seconds = Annotated[float, Gt(0), Le(86_400)]
+Port = Annotated[int, Ge(1), Lt(1 << 16)]
 PositiveInt = Annotated[int, Ge(1), Lt(1 << 31)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 NonNegative = Annotated[float, Ge(0), Le(NO_LIMIT)]
@@ -92,6 +93,7 @@ class JoinConfig(CommonConfig):
         "auto"
     )
     join_timeout_s: Annotated[Seconds, Help("seconds until an unreachable swarm ends the command")] = 60.0
+    metrics_port: Annotated[Port | None, Help("serve numbers for Prometheus on this loopback port (extra `web`)")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

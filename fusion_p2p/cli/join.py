@@ -21,7 +21,10 @@ def join(given: Given) -> int:
     # Before torch is loaded: several peers on one machine whose idle kernels' threads spin slow each other down fivefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from fusion_p2p.monitor.join_view import JoinView
+    from fusion_p2p.monitor.metrics_page import MetricsPage
     from fusion_p2p.peer.agent import run_join  # imports torch and hivemind
 
     with claimed_identity(config, "join") as claimed:
-        return run(run_join(claimed, JoinView(partial(print, flush=True))), stopped_code=0)
+        page = MetricsPage(claimed.metrics_port) if claimed.metrics_port is not None else None
+        view = JoinView(partial(print, flush=True), page=page)
+        return run(run_join(claimed, view), stopped_code=0)

@@ -135,6 +135,19 @@ def _seconds(kernel: _Kernel, device: torch.device, budget_s: float, precision: 
 
 
 def _driver() -> str:
+    """The driver's version: NVML knows it on every system (extra `gpu`), without it a file of Linux does."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except ImportError:
+        return _driver_of_linux()
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+
+
+def _driver_of_linux() -> str:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:

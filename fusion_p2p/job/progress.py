@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fusion_p2p.ids import PeerId
@@ -42,6 +42,17 @@ class RunSnapshot:
     def remaining_s(self) -> float:
         """Time to the last step at the speed of the last one, in seconds."""
         return (self.steps - self.step) * self.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSample:
+    """A peer's numbers at one moment, for a page of metrics; each field's `help` says what it counts."""
+
+    slices: int = field(metadata={"help": "slices that this peer executes"})
+    progress: int = field(metadata={"help": "tasks done and pieces of values received since the start"})
+    bytes_received: int = field(metadata={"help": "bytes of values received since the start"})
+    members: int = field(metadata={"help": "peers of the swarm heard lately, this one included"})
+    coordinating: bool = field(metadata={"help": "1 while this peer coordinates the swarm"})
 
 
 class RunReport(Protocol):

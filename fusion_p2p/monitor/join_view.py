@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fusion_p2p.job.progress import PeerSample
+from fusion_p2p.monitor.metrics_page import MetricsPage
 from fusion_p2p.monitor.text import harmless
 
 
 class JoinView:
     """Prints lines with the time of day; a state is printed when it differs from the last one."""
 
-    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, write: Callable[[str], None], now: Callable[[], float] = time.time, page: MetricsPage | None = None
+    ) -> None:
+        """`page` serves the numbers, if anybody wants them."""
+        self._page = page
         self._write = write
         self._now = now
         self._state = ""
@@ -25,3 +31,8 @@ class JoinView:
         if text != self._state:
             self._state = text
             self.say(text)
+
+    def measured(self, sample: PeerSample) -> None:
+        """The numbers of this moment."""
+        if self._page is not None:
+            self._page.show(sample)

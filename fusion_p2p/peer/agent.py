@@ -20,6 +20,7 @@ from fusion_p2p.device.choose import choose
 from fusion_p2p.device.memory import device_name, free_bytes
 from fusion_p2p.device.rates import Rates, rates
 from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.job.progress import PeerSample
 from fusion_p2p.net.addresses import by_reach
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.peer.building import Bench
@@ -45,6 +46,9 @@ class JoinReport(Protocol):
 
     def state(self, text: str) -> None:
         """What this peer does now; repetitions are not shown."""
+
+    def measured(self, sample: PeerSample) -> None:
+        """The numbers of this moment."""
 
 
 async def run_join(config: JoinConfig, report: JoinReport) -> int:
@@ -93,6 +97,7 @@ async def _show(jobs: JobService, presence: Presence, report: JoinReport) -> Non
     while True:
         coordinating = ", coordinating the swarm" if presence.coordinating else ""
         report.state(f"{jobs.describe()}{coordinating}")
+        report.measured(jobs.sample(members=len(presence.members()), coordinating=presence.coordinating))
         await asyncio.sleep(VIEW_S)
 
 

@@ -17,6 +17,7 @@ from fusion_p2p.clock import Clock
 from fusion_p2p.errors import FusionError, NetworkError, WireError
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import tenure as tenures
+from fusion_p2p.job.progress import PeerSample
 from fusion_p2p.job.tenure import Claim, Tenure
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.blobs import BlobServer
@@ -90,6 +91,17 @@ class JobService:
         """Tasks done and pieces of values received since the start of the process: alive without progress is suspect."""
         working = self._engaged.work.progress if self._engaged and self._engaged.work else 0
         return self._done_before + working + self._receiver.chunks_received
+
+    def sample(self, *, members: int, coordinating: bool) -> PeerSample:
+        """This peer's numbers, with what the caller knows of the swarm."""
+        holding = self.holding()
+        return PeerSample(
+            slices=len(holding.slices) if holding is not None else 0,
+            progress=self.progress(),
+            bytes_received=self._receiver.bytes_received,
+            members=members,
+            coordinating=coordinating,
+        )
 
     def describe(self) -> str:
         """What this peer does, in one line for its volunteer."""

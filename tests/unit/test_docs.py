@@ -23,7 +23,7 @@ COMMANDS: dict[str, type[CommonConfig]] = {
 COMMON_FLAGS = "network listen announce identity state-dir no-nat log-level debug"
 SURFACE = {
     "bootstrap": "bootstrap no-relay relay-listen relay-reservations relay-circuits relay-duration-s relay-mebibytes",
-    "join": "bootstrap device threads memory-gib benchmark join-timeout-s",
+    "join": "bootstrap device threads memory-gib benchmark join-timeout-s metrics-port",
     "train": "bootstrap join-timeout-s model layers width heads context dropout tied option data data-option batch-size "
     "micro-batches steps optimiser learning-rate schedule warmup momentum beta1 beta2 epsilon weight-decay clip seed "
     "validate-every validation-batches checkpoint-every peers scheduler precision recompute no-peers-timeout-s run resume",
