@@ -291,21 +291,21 @@ class Presence:
         told = set(self._view.node.membership.members) if self.coordinating else set()
         if self.coordinator is not None and not self.coordinating:
             told.add(self.coordinator.peer)
-        await asyncio.gather(*(self._say_goodbye(peer) for peer in told))
+        incarnation = self._view.node.incarnation
+        await asyncio.gather(*(_say_goodbye(self._transport, peer, incarnation) for peer in told))
 
-    async def _say_goodbye(self, peer: PeerId) -> None:
-        try:
-            async with asyncio.timeout(LEAVE_S):
-                stream = await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=LEAVE_S)
-                messages = MessageStream(stream, SWARM_MESSAGES)
-                await messages.send(Leave(incarnation=self._view.node.incarnation))
-                await (
-                    messages.receive()
-                )  # it ends the stream when it has heard; what our daemon has not sent by its end is lost
-        except StreamClosed:
-            return
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("goodbye to %s: %s", peer, error)
+
+async def _say_goodbye(transport: Transport, peer: PeerId, incarnation: int) -> None:
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            messages = MessageStream(await transport.open(peer, SWARM_PROTOCOL, timeout_s=LEAVE_S), SWARM_MESSAGES)
+            await messages.send(Leave(incarnation=incarnation))
+            # It ends the stream when it has heard; what our daemon has not sent by our end would be lost.
+            await messages.receive()
+    except StreamClosed:
+        return
+    except (NetworkError, TimeoutError) as error:
+        logger.debug("goodbye to %s: %s", peer, error)
 
 
 async def _either(event: asyncio.Event, timeout_s: float) -> None:
