@@ -11,7 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-IMPORTED_AS = {"tomli-w": "tomli_w", "scikit-learn": "sklearn", "nvidia-ml-py": "pynvml", "annotated-types": "annotated_types"}
+IMPORTED_AS = {
+    "tomli-w": "tomli_w",
+    "scikit-learn": "sklearn",
+    "nvidia-ml-py": "pynvml",
+    "annotated-types": "annotated_types",
+    "prometheus-client": "prometheus_client",
+}
 BOUNDS_ONLY = {"protobuf", "grpcio-tools"}
 """Not imported: bounds that keep hivemind and libp2p installable together."""
 
