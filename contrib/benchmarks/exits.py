@@ -6,6 +6,7 @@ with exit code 6), an owner, an idle peer, the bootstrap node. Then `fusion-peer
 
 from __future__ import annotations
 
+import json
 import signal
 import statistics
 import subprocess
@@ -63,7 +64,7 @@ def _one_signal(swarm: Swarm, number: signal.Signals) -> tuple[list[float], floa
     """(peer at work, owner, idle peer, bootstrap), and how long the run lasted after its peer was gone."""
     with swarm.start_owner("first", *MODEL) as owner:
         _working(owner)
-        worker = _worker(swarm)
+        worker = _worker(swarm, swarm.folder / "first")
         begin = time.monotonic()
         at_work = seconds_to_leave(worker, number)
         code = owner.wait(LIMIT_S)
@@ -81,9 +82,10 @@ def _working(owner: Program) -> None:
     owner.wait_for(r"step\s+\d+", 120.0)
 
 
-def _worker(swarm: Swarm) -> Program:
-    """A peer that holds a slice: one of those that have used the most processor time."""
-    return max(swarm.peers, key=lambda peer: sum(psutil.Process(peer.session).cpu_times()[:2]))
+def _worker(swarm: Swarm, run: Path) -> Program:
+    """The process of the peer that holds the first slice: every peer prints its id when its daemon is up."""
+    holder = json.loads((run / "plan.json").read_text())["slices"][0]["peer"]
+    return next(peer for peer in swarm.peers if any(holder in line for line in peer.lines if "local daemon up" in line))
 
 
 def seconds_to_leave(program: Program, number: signal.Signals) -> float:
