@@ -12,8 +12,6 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 LEAVE_WITHIN_S = 4.2
-EXIT_WITHIN_S = 0.6
-"""After its work is over a process waits no longer for threads that are still computing."""
 INTERRUPTED = 130
 
 
@@ -64,14 +62,6 @@ class Stopping:
     def over(self) -> None:
         """The loop has ended, with all that ran in it."""
         self._last_call.cancel()
-
-
-def exit_soon(exit_code: int) -> NoReturn:
-    """End this process in the ordinary way, or after EXIT_WITHIN_S at once."""
-    last_call = threading.Timer(EXIT_WITHIN_S, leave_now, (exit_code,))
-    last_call.daemon = True
-    last_call.start()
-    sys.exit(exit_code)
 
 
 def leave_now(exit_code: int) -> NoReturn:

@@ -197,7 +197,7 @@ class SliceExecutor:
             if value in self._part.outputs and self._has_gradient(value):
                 terms.append(self._loss_gradient(value))
             if terms:
-                seeds[value] = _sum_in_order(terms)
+                seeds[value] = sum_in_order(terms)
         return seeds
 
     def _loss_gradient(self, value: int) -> Tensor:
@@ -246,7 +246,8 @@ def _origin(graph: Graph, value: int) -> str:
     return f"parameter {graph.parameter(value).name}" if graph.is_parameter(value) else f"input {graph.inputs[value]}"
 
 
-def _sum_in_order(terms: Sequence[Tensor]) -> Tensor:
+def sum_in_order(terms: Sequence[Tensor]) -> Tensor:
+    """The sum from the first term on: one order, so that every run has the same bits."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term

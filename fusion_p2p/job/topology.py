@@ -106,11 +106,6 @@ def slice_edges(graph: Graph, cut: Cut) -> tuple[SliceEdges, ...]:
     )
 
 
-def tied_holders(graph: Graph, cut: Cut) -> dict[int, tuple[int, ...]]:
-    """Trainable parameters held by more than one slice, with their holders; the first is the home."""
-    return {value: holders for value, holders in _holders(graph, cut).items() if len(holders) > 1}
-
-
 def _holders(graph: Graph, cut: Cut) -> dict[int, tuple[int, ...]]:
     """The slices that hold each trainable parameter, in order."""
     held: dict[int, list[int]] = defaultdict(list)

@@ -6,7 +6,6 @@ Every peer is a host to those who greet it; a bootstrap node also dials back and
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,6 @@ from fusion_p2p.wire.hello_messages import (
     Welcome,
     WhoAreYou,
 )
-
-logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 5.0
 WELCOME_TIMEOUT_S = 30.0

@@ -234,11 +234,6 @@ class SimulatedStream:
     def remote(self) -> PeerId:
         return self._remote
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Written here and not yet read there."""
-        return self._outgoing.buffered_bytes
-
     async def read_exactly(self, count: int) -> bytes:
         buffer = bytearray(count)
         await self.read_into(memoryview(buffer))

@@ -75,11 +75,6 @@ class Pipe:
         """The writer may write no more."""
         self._changed = asyncio.Event()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Written and not yet read."""
-        return self._buffered_bytes
-
     async def write(self, data: bytes | bytearray | memoryview, why: str) -> None:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):

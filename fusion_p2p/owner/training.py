@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -50,8 +49,6 @@ from fusion_p2p.wire.job_messages import (
     TrainingSettings,
 )
 from fusion_p2p.wire.messages import Message
-
-log = logging.getLogger(__name__)
 
 STALL_S = 60.0
 STALL_STEPS = 10.0

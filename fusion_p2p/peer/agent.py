@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -31,8 +30,6 @@ from fusion_p2p.peer.presence import Presence
 from fusion_p2p.plan.memory import gib
 from fusion_p2p.swarm.announcement import MeasuredRates, Profile, own_versions
 from fusion_p2p.wire.swarm_messages import Reachability
-
-log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 VIEW_S = 0.5

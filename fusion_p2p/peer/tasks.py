@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusion_p2p.compress.codec import CODECS
 from fusion_p2p.errors import SliceFailed
-from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
+from fusion_p2p.execute.slice import SliceExecutor, first_non_finite, sum_in_order
 from fusion_p2p.execute.state import Snapshot
 from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
@@ -101,7 +101,7 @@ class SliceTasks:
         for edge in self._edges.gradients_in:
             others[edge.value].append(self._decode(edge, taken[edge]))
         for value, gradients in others.items():
-            self._executor.set_tied_gradient(value, _sum_in_order([self._executor.tied_gradient(value), *gradients]))
+            self._executor.set_tied_gradient(value, sum_in_order([self._executor.tied_gradient(value), *gradients]))
         leaving = self._edges.sums_out + self._edges.gradients_out
         sends = tuple((edge, self._encode(edge, self._executor.tied_gradient(edge.value).clone())) for edge in leaving)
         return Outcome(sends, squares=self._executor.squares(self._edges.answers))
@@ -118,10 +118,3 @@ class SliceTasks:
             return NOTHING
         codec = self._codec_of.get(edge, "none")
         return Payload(self._graph.types[edge.value], CODECS[codec].encode(tensor), codec)
-
-
-def _sum_in_order(terms: Sequence[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
