@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fusion_p2p.ids import Digest, PeerId
+
+Schedule = Literal["gpipe", "1f1b"]
+"""gpipe: all forward passes of a step, then all backward passes. 1f1b: a ready backward before the next forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """One slice: who executes it, how many micro-batches it may hold in flight (>= 1), whether it recomputes its forward."""
+    """One slice: who executes it, how many micro-batches each member may hold in flight (>= 1), whether it recomputes.
+
+    A slice with `replicas` is executed by several peers of one site, each on its own micro-batches; their gradients are summed
+    in member order before the update, so that all copies stay equal (stage replicas, design of FusionLLM's data parallelism).
+    `deal` says who executes micro-batch m: `members[deal[m % len(deal)]]`; every member occurs in it.
+    """
 
     peer: PeerId
     in_flight: int
     recompute: bool = False
+    replicas: tuple[PeerId, ...] = ()
+    deal: tuple[int, ...] = (0,)
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """All peers that execute this slice."""
+        return (self.peer, *self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +56,13 @@ class Plan:
     idle: tuple[tuple[PeerId, str], ...] = ()
     """Peers left in the backup pool, each with the reason."""
     predicted_step_s: float = 0.0
+    schedule: Schedule = "1f1b"
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """Everybody who executes something."""
+        return frozenset(peer for part in self.slices for peer in part.members)
 
     def slices_of(self, peer: PeerId) -> tuple[int, ...]:
         """The slices that a peer executes, in order."""
-        return tuple(index for index, part in enumerate(self.slices) if part.peer == peer)
+        return tuple(index for index, part in enumerate(self.slices) if peer in part.members)

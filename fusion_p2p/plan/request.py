@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.ids import Digest, PeerId
-from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.plan import Plan, Schedule
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
 
@@ -37,6 +37,8 @@ class PeerCapability:
 class PlanRequest:
     """What the owner of a job asks for.
 
+    codec: `none`, `uniform`, `adatopk`, `adaptive`, or one codec for every edge; `ratio` is what the sparse ones divide by.
+    schedule: a pipeline schedule, or `auto`: the better one by simulation.
     `idle` are peers that were left out before planning, each with the reason; they are carried into the plan.
     """
 
@@ -45,6 +47,28 @@ class PlanRequest:
     optimiser: OptimiserSettings
     recompute: bool = False
     idle: tuple[tuple[PeerId, str], ...] = ()
+    schedule: Schedule | Literal["auto"] = "auto"
+    codec: str = "none"
+    ratio: float = 100.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a scheduler may count on, in terms of a chain.
+
+    moments: tensors of a parameter's size that the optimiser keeps. respect_memory: False only to compare with a baseline that
+    would not fit.
+    """
+
+    micro_batches: int
+    moments: int = 2
+    recompute: bool = False
+    schedule: Schedule | Literal["auto"] = "auto"
+    codec: str = "none"
+    ratio: float = 100.0
+    seed: int = 0
+    respect_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""The peers and links a plan is made for: measured rates, memory, and the alpha-beta model of every directed link.
+
+    seconds(i -> j, n bytes) = alpha_s[i, j] + n * beta_s[i, j]            (each direction; latency does not occupy the link)
+
+Links are limited per flow (`beta_s`), and per site where `uplink_s` or `downlink_s` is not 0: all flows that leave (enter) a
+site share that. Inside a site only the flow counts. The owner is a node too: what it feeds crosses links like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusion_p2p.ids import PeerId
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Network:
+    """P peers, and optionally the owner, joined by directed links. Arrays are not written to.
+
+    peers: ids, in listed order.
+    flops_per_s: (P, 3) forward+backward FLOP/s for matrix product, convolution, attention (the order of `graph.workload.KINDS`).
+    memory_bytes_per_s: (P,), infinite where unknown. free_bytes: (P,) memory each offers.
+    sites: (n,) site number of every node, n = P, or P + 1 with the owner last.
+    alpha_s: (n, n) seconds. beta_s: (n, n) seconds per byte, 0 on the diagonal.
+    uplink_s, downlink_s: (sites,) seconds per byte shared by all flows that leave or enter a site, 0: no such limit.
+    """
+
+    peers: tuple[PeerId, ...]
+    flops_per_s: Floats
+    memory_bytes_per_s: Floats
+    free_bytes: Floats
+    sites: NDArray[np.int64]
+    alpha_s: Floats
+    beta_s: Floats
+    uplink_s: Floats
+    downlink_s: Floats
+    has_owner: bool = False
+    full_duplex: bool = True
+
+    @property
+    def owner(self) -> int | None:
+        """The owner's index in the link matrices."""
+        return len(self.peers) if self.has_owner else None
+
+    def link_s(self, source: int, target: int, num_bytes: float) -> float:
+        """Seconds for one message over an otherwise idle network, in one direction."""
+        if source == target:
+            return 0.0
+        beta = float(self.beta_s[source, target])
+        if self.sites[source] != self.sites[target]:
+            beta = max(beta, float(self.uplink_s[self.sites[source]]), float(self.downlink_s[self.sites[target]]))
+        return float(self.alpha_s[source, target]) + num_bytes * beta
+
+    def select(self, peers: Sequence[int]) -> Network:
+        """The same network with only these peers, in this order (and the owner, if it is a node)."""
+        nodes = [*peers, *([self.owner] if self.owner is not None else [])]
+        chosen = np.array(peers, dtype=np.int64)
+        return Network(
+            peers=tuple(self.peers[index] for index in peers),
+            flops_per_s=self.flops_per_s[chosen],
+            memory_bytes_per_s=self.memory_bytes_per_s[chosen],
+            free_bytes=self.free_bytes[chosen],
+            sites=self.sites[nodes],
+            alpha_s=self.alpha_s[np.ix_(nodes, nodes)],
+            beta_s=self.beta_s[np.ix_(nodes, nodes)],
+            uplink_s=self.uplink_s,
+            downlink_s=self.downlink_s,
+            has_owner=self.has_owner,
+            full_duplex=self.full_duplex,
+        )

@@ -1,0 +1,55 @@
+"""What one training step looks like to the simulator: stages with compute times, edges with bytes, a network. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_p2p.plan.network import Network
+from fusion_p2p.plan.plan import Schedule
+
+OWNER_STAGE = -1
+"""The source of the edges that carry the owner's feeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """One slice as it runs.
+
+    nodes: network nodes of its members; stages that share a node share its device, which does one task at a time.
+    forward_s, backward_s: seconds per micro-batch, for each member (backward includes recomputation).
+    in_flight: micro-batches that each member may hold between forward and backward.
+    deal: for every micro-batch the member that executes it.
+    finish_s: seconds from a member's last backward to the end of its step (gradients of replicas summed, update).
+    """
+
+    nodes: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    in_flight: int
+    deal: tuple[int, ...]
+    finish_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineEdge:
+    """Bytes per micro-batch from stage `source` (or OWNER_STAGE) to a later stage, and of the gradient on the way back.
+
+    encode_s: seconds that coding costs the sender's device thread, per micro-batch and direction (0 when done beside it).
+    """
+
+    source: int
+    target: int
+    forward_bytes: float
+    backward_bytes: float
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One step of `micro_batches` through `stages`."""
+
+    network: Network
+    stages: tuple[PipelineStage, ...]
+    edges: tuple[PipelineEdge, ...]
+    micro_batches: int
+    schedule: Schedule = "1f1b"
