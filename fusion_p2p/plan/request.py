@@ -26,11 +26,25 @@ class NodeCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerCapability:
-    """A peer that may execute slices. `free_bytes` is the device memory it offers, `flops_per_s` its measured matrix rate."""
+    """A peer that may execute slices, as it announces itself. None: unknown.
+
+    free_bytes: the device memory it offers. flops_per_s: its measured rate of matrix products; of the other kinds where known.
+    up_bytes_per_s, down_bytes_per_s: the best it was seen to send and receive, its volunteer's caps taken off already.
+    public_host, local_network, relay: where it is, for guesses about links that nobody has measured: the public IP address that
+    others dial, the private /24 it announces, the relay it is behind; empty where there is none.
+    """
 
     peer: PeerId
     free_bytes: int
     flops_per_s: float
+    convolution_flops_per_s: float | None = None
+    attention_flops_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    public_host: str = ""
+    local_network: str = ""
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
