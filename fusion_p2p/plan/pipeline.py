@@ -19,7 +19,8 @@ class PipelineStage:
     forward_s, backward_s: seconds per micro-batch, for each member (backward includes recomputation).
     in_flight: micro-batches that each member may hold between forward and backward.
     deal: for every micro-batch the member that executes it.
-    finish_s: seconds from a member's last backward to the end of its step (gradients of replicas summed, update).
+    finish_s: seconds from a stage's last backward to the end of its step (gradients of replicas summed, report on its way).
+    start_s: seconds into the step before its members can start (the decision on the last step on its way, update).
     """
 
     nodes: tuple[int, ...]
@@ -28,6 +29,7 @@ class PipelineStage:
     in_flight: int
     deal: tuple[int, ...]
     finish_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class PipelineEdge:
     """Bytes per micro-batch from stage `source` (or OWNER_STAGE) to a later stage, and of the gradient on the way back.
 
     encode_s: seconds that coding costs the sender's device thread, per micro-batch and direction (0 when done beside it).
+    gradient: whether a gradient comes back, for which the source's backward waits (never to the owner).
+    credits: values that may be on their way or waiting at the reader, each direction; later ones wait at the sender (0: all may).
     """
 
     source: int
@@ -42,6 +46,8 @@ class PipelineEdge:
     forward_bytes: float
     backward_bytes: float
     encode_s: float = 0.0
+    gradient: bool = True
+    credits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,382 @@
+"""The judge of plans: one training step as discrete events, on devices that compute and links that carry, both at once.
+
+Devices do one task at a time and choose as `job.flow` does: micro-batches in order, a ready backward before the next forward
+(`gpipe`: no backward before the last forward), at most `in_flight` between the two. Of several stages on one device a ready
+backward goes first, then the lower stage.
+
+Links follow the alpha-beta model: n bytes occupy a link for n * beta seconds and arrive alpha later; alpha occupies nothing.
+Every directed pair of nodes is a queue of its own, first come first served in whole messages; on half-duplex networks both
+directions are one queue. Where a site's uplink or downlink is limited, a message between sites occupies that queue too, all at
+the pace of the slowest and not before all are free. That is coarser than fair sharing between flows: the order of small and
+large messages differs, the time at which a busy uplink has carried everything does not, but an uplink may idle while a message
+waits for a busy downlink. So such figures err on the slow side.
+
+Not modelled: jitter, congestion, loss, the time of the owner's decision, and traffic other than values.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge
+
+TaskKind = Literal["F", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpan:
+    """Forward or backward of one micro-batch on a member of a stage, in seconds since the step began."""
+
+    stage: int
+    member: int
+    kind: TaskKind
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpan:
+    """One message on the link between two nodes: it occupies the link from start to end and arrives later.
+
+    edge: index into `Pipeline.edges`; `kind` F carries values forward, B gradients back.
+    """
+
+    edge: int
+    kind: TaskKind
+    micro_batch: int
+    source: int
+    target: int
+    start_s: float
+    end_s: float
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What one step took.
+
+    busy_s, peak_in_flight: for every stage, for every member. link_busy_s: for every pair of nodes that talked; on a
+    half-duplex network one entry, by the lower node first, for both directions. Spans are kept only when traced, by start.
+    """
+
+    step_s: float
+    busy_s: tuple[tuple[float, ...], ...]
+    peak_in_flight: tuple[tuple[int, ...], ...]
+    link_busy_s: dict[tuple[int, int], float]
+    tasks: tuple[TaskSpan, ...] = ()
+    transfers: tuple[TransferSpan, ...] = ()
+
+
+def simulate(pipeline: Pipeline, *, trace: bool = False) -> Timeline:
+    """The timeline of one step. RuntimeError, with the state of every stage, if it cannot end (no valid plan leads to that)."""
+    return _Simulation(pipeline, trace=trace).run()
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """What carries one message at a time."""
+
+    free_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Channel:
+    """The way of one edge, in one direction, between two nodes: the links that it occupies, and its credits."""
+
+    edge: int
+    kind: TaskKind
+    source: int
+    target: int
+    links: tuple[_Link, ...]
+    seconds: float
+    alpha_s: float
+    credit_alpha_s: float
+    credits: int
+    parked: deque[int] = field(default_factory=deque)
+
+
+Ways = list[_Channel]
+"""For every micro-batch, the channel that an edge uses."""
+
+
+@dataclass(eq=False, slots=True)
+class _Stage:
+    """What the members of a stage share.
+
+    forward_waits, backward_waits: for every micro-batch, how many values a task still waits for. to_readers, to_sources: the
+    ways of what a forward (a backward) makes. from_sources, from_readers: those of what it takes, where credits count.
+    """
+
+    forward_waits: list[int]
+    backward_waits: list[int]
+    members: list[_Unit] = field(default_factory=list)
+    to_readers: list[Ways] = field(default_factory=list)
+    to_sources: list[Ways] = field(default_factory=list)
+    from_sources: list[Ways] = field(default_factory=list)
+    from_readers: list[Ways] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Device:
+    """What executes tasks: one at a time, for all stages that are placed on it."""
+
+    units: list[_Unit] = field(default_factory=list)
+    idle: bool = False
+    start_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Unit:
+    """One member of a stage. `forwards` and `backwards` count tasks begun among its `own` micro-batches."""
+
+    index: int
+    member: int
+    node: int
+    stage: _Stage
+    device: _Device
+    own: list[int]
+    in_flight: int
+    forward_s: float
+    backward_s: float
+    forwards: int = 0
+    backwards: int = 0
+    peak: int = 0
+    busy_s: float = 0.0
+    ended_s: float = 0.0
+
+
+Event = Callable[[float, Any, int], None]
+"""What happens at a time to a unit, a channel or a device, for a micro-batch."""
+
+
+class _Simulation:
+    """The tables of one call of `simulate`. Events of one moment happen in the order in which they were caused."""
+
+    def __init__(self, pipeline: Pipeline, *, trace: bool) -> None:
+        self.pipeline, self.network, self.trace = pipeline, pipeline.network, trace
+        self.gpipe = pipeline.schedule == "gpipe"
+        self.events: list[tuple[float, int, Event, Any, int]] = []
+        self.caused = 0
+        self.links: dict[tuple[str, int, int], _Link] = {}
+        self.devices: dict[int, _Device] = {}
+        self.tasks: list[TaskSpan] = []
+        self.transfers: list[TransferSpan] = []
+        self.stages = [self._stage(index) for index in range(len(pipeline.stages))]
+        self.feeds: list[Ways] = []
+        for index in range(len(pipeline.edges)):
+            self._lay(index)
+
+    def run(self) -> Timeline:
+        for device in self.devices.values():
+            self._cause(device.start_s, self._released, device, 0)
+        for micro_batch in range(self.pipeline.micro_batches):
+            self._send(0.0, self.feeds, micro_batch)
+        while self.events:
+            time, _, event, subject, micro_batch = heappop(self.events)
+            event(time, subject, micro_batch)
+        self._check_ended()
+        return self._timeline()
+
+    # Laying out
+
+    def _stage(self, index: int) -> _Stage:
+        """The units of a stage, and how many values each of its tasks waits for."""
+        planned, edges = self.pipeline.stages[index], self.pipeline.edges
+        incoming = [edge for edge in edges if edge.target == index]
+        outgoing = [edge for edge in edges if edge.source == index]
+        stage = _Stage(
+            [len(incoming)] * self.pipeline.micro_batches,
+            [sum(edge.gradient for edge in outgoing)] * self.pipeline.micro_batches,
+        )
+        coding_s = sum(edge.encode_s for edge in outgoing)
+        coding_back_s = sum(edge.encode_s for edge in incoming if _returns(edge))
+        for member, node in enumerate(planned.nodes):
+            device = self.devices.setdefault(node, _Device())
+            own = [micro_batch for micro_batch, dealt in enumerate(planned.deal) if dealt == member]
+            in_flight = len(own) if self.gpipe else planned.in_flight
+            times = planned.forward_s[member] + coding_s, planned.backward_s[member] + coding_back_s
+            unit = _Unit(index, member, node, stage, device, own, in_flight, *times)
+            device.units.append(unit)
+            device.start_s = max(device.start_s, planned.start_s)
+            stage.members.append(unit)
+        return stage
+
+    def _lay(self, index: int) -> None:
+        """Make the channels of an edge, and tell both ends."""
+        edge = self.pipeline.edges[index]
+        target = self.stages[edge.target]
+        readers = [target.members[member].node for member in self.pipeline.stages[edge.target].deal]
+        if edge.source == OWNER_STAGE:
+            if self.network.owner is None:
+                raise ValueError("an edge comes from the owner, but the owner is no node of the network")
+            ways = self._ways(index, "F", [self.network.owner] * len(readers), readers)
+            self.feeds.append(ways)
+        else:
+            source = self.stages[edge.source]
+            senders = [source.members[member].node for member in self.pipeline.stages[edge.source].deal]
+            ways = self._ways(index, "F", senders, readers)
+            source.to_readers.append(ways)
+        if edge.credits:
+            target.from_sources.append(ways)
+        if _returns(edge):
+            back = self._ways(index, "B", readers, senders)
+            target.to_sources.append(back)
+            if edge.credits:
+                source.from_readers.append(back)
+
+    def _ways(self, edge: int, kind: TaskKind, sources: Sequence[int], targets: Sequence[int]) -> Ways:
+        made: dict[tuple[int, int], _Channel] = {}
+        ways = []
+        for pair in zip(sources, targets, strict=True):
+            if pair not in made:
+                made[pair] = self._channel(edge, kind, *pair)
+            ways.append(made[pair])
+        return ways
+
+    def _channel(self, index: int, kind: TaskKind, source: int, target: int) -> _Channel:
+        edge, network = self.pipeline.edges[index], self.network
+        if source == target:
+            return _Channel(index, kind, source, target, (), 0.0, 0.0, 0.0, edge.credits)
+        pace = float(network.beta_s[source, target])
+        pair = (source, target) if network.full_duplex else (min(source, target), max(source, target))
+        links = [self._link("pair", *pair)]
+        leaves, enters = int(network.sites[source]), int(network.sites[target])
+        if leaves != enters:
+            for way, site, limit in (("up", leaves, network.uplink_s[leaves]), ("down", enters, network.downlink_s[enters])):
+                if limit:
+                    links.append(self._link(way, site, site))
+                    pace = max(pace, float(limit))
+        num_bytes = edge.forward_bytes if kind == "F" else edge.backward_bytes
+        alpha_s, back_s = float(network.alpha_s[source, target]), float(network.alpha_s[target, source])
+        return _Channel(index, kind, source, target, tuple(links), num_bytes * pace, alpha_s, back_s, edge.credits)
+
+    def _link(self, way: str, source: int, target: int) -> _Link:
+        return self.links.setdefault((way, source, target), _Link())
+
+    # Playing
+
+    def _cause(self, time: float, event: Event, subject: Any, micro_batch: int) -> None:
+        heappush(self.events, (time, self.caused, event, subject, micro_batch))
+        self.caused += 1
+
+    def _released(self, time: float, device: _Device, _: int) -> None:
+        device.idle = True
+        self._start_next(time, device)
+
+    def _start_next(self, time: float, device: _Device) -> None:
+        """Begin the most urgent task that is ready, if any."""
+        for unit in device.units:
+            begun = unit.backwards
+            ready = begun < (unit.forwards if not self.gpipe or unit.forwards == len(unit.own) else 0)
+            if ready and not unit.stage.backward_waits[unit.own[begun]]:
+                unit.backwards += 1
+                self._start(time, unit, "B", unit.own[begun])
+                return
+        for unit in device.units:
+            begun = unit.forwards
+            held = begun - unit.backwards
+            if begun < len(unit.own) and held < unit.in_flight and not unit.stage.forward_waits[unit.own[begun]]:
+                unit.forwards += 1
+                unit.peak = max(unit.peak, held + 1)
+                self._start(time, unit, "F", unit.own[begun])
+                return
+
+    def _start(self, time: float, unit: _Unit, kind: TaskKind, micro_batch: int) -> None:
+        unit.device.idle = False
+        seconds = unit.forward_s if kind == "F" else unit.backward_s
+        unit.busy_s += seconds
+        for ways in unit.stage.from_sources if kind == "F" else unit.stage.from_readers:
+            channel = ways[micro_batch]
+            self._cause(time + channel.credit_alpha_s, self._credited, channel, 0)
+        if self.trace:
+            self.tasks.append(TaskSpan(unit.index, unit.member, kind, micro_batch, time, time + seconds))
+        self._cause(time + seconds, self._forward_done if kind == "F" else self._backward_done, unit, micro_batch)
+
+    def _forward_done(self, time: float, unit: _Unit, micro_batch: int) -> None:
+        self._send(time, unit.stage.to_readers, micro_batch)
+        self._released(time, unit.device, 0)
+
+    def _backward_done(self, time: float, unit: _Unit, micro_batch: int) -> None:
+        unit.ended_s = time
+        self._send(time, unit.stage.to_sources, micro_batch)
+        self._released(time, unit.device, 0)
+
+    def _send(self, time: float, edges: list[Ways], micro_batch: int) -> None:
+        """Offer what a task made: it leaves at once where credits allow."""
+        for ways in edges:
+            channel = ways[micro_batch]
+            if not self.pipeline.edges[channel.edge].credits:
+                self._transmit(time, channel, micro_batch)
+            elif channel.credits:
+                channel.credits -= 1
+                self._transmit(time, channel, micro_batch)
+            else:
+                channel.parked.append(micro_batch)
+
+    def _credited(self, time: float, channel: _Channel, _: int) -> None:
+        if channel.parked:
+            self._transmit(time, channel, channel.parked.popleft())
+        else:
+            channel.credits += 1
+
+    def _transmit(self, time: float, channel: _Channel, micro_batch: int) -> None:
+        start = time
+        for link in channel.links:
+            if link.free_s > start:
+                start = link.free_s
+        end = start + channel.seconds
+        for link in channel.links:
+            link.free_s = end
+            link.busy_s += channel.seconds
+        arrival = end + channel.alpha_s
+        if self.trace and channel.links:
+            ends = channel.source, channel.target
+            self.transfers.append(TransferSpan(channel.edge, channel.kind, micro_batch, *ends, start, end, arrival))
+        self._cause(arrival, self._value_arrived if channel.kind == "F" else self._gradient_arrived, channel, micro_batch)
+
+    def _value_arrived(self, time: float, channel: _Channel, micro_batch: int) -> None:
+        self.stages[self.pipeline.edges[channel.edge].target].forward_waits[micro_batch] -= 1
+        self._arrived(time, channel.target)
+
+    def _gradient_arrived(self, time: float, channel: _Channel, micro_batch: int) -> None:
+        self.stages[self.pipeline.edges[channel.edge].source].backward_waits[micro_batch] -= 1
+        self._arrived(time, channel.target)
+
+    def _arrived(self, time: float, node: int) -> None:
+        device = self.devices[node]
+        if device.idle:
+            self._start_next(time, device)
+
+    # Summing up
+
+    def _check_ended(self) -> None:
+        units = [unit for stage in self.stages for unit in stage.members]
+        if all(unit.backwards == len(unit.own) for unit in units):
+            return
+        state = ", ".join(f"stage {u.index}.{u.member}: F{u.forwards} B{u.backwards} of {len(u.own)}" for u in units)
+        raise RuntimeError(f"the simulated pipeline stands still: {state}")
+
+    def _timeline(self) -> Timeline:
+        ends = [
+            max(unit.ended_s for unit in stage.members) + planned.finish_s
+            for stage, planned in zip(self.stages, self.pipeline.stages, strict=True)
+        ]
+        return Timeline(
+            step_s=max(ends, default=0.0),
+            busy_s=tuple(tuple(unit.busy_s for unit in stage.members) for stage in self.stages),
+            peak_in_flight=tuple(tuple(unit.peak for unit in stage.members) for stage in self.stages),
+            link_busy_s={(source, target): link.busy_s for (way, source, target), link in self.links.items() if way == "pair"},
+            tasks=tuple(self.tasks),
+            transfers=tuple(sorted(self.transfers, key=lambda span: span.start_s)),
+        )
+
+
+def _returns(edge: PipelineEdge) -> bool:
+    """Whether a gradient travels back over an edge."""
+    return edge.gradient and edge.source != OWNER_STAGE
