@@ -38,7 +38,7 @@ class PipelineEdge:
 
     encode_s: seconds that coding costs the sender's device thread, per micro-batch and direction (0 when done beside it).
     gradient: whether a gradient comes back, for which the source's backward waits (never to the owner).
-    credits: values that may be on their way or waiting at the reader, each direction; later ones wait at the sender (0: all may).
+    credits: values on their way or waiting at the reader, in each direction; later ones wait at the sender (0: no limit).
     """
 
     source: int
