@@ -20,13 +20,8 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.graph.fake import fake_leaves, fake_run, fake_tensors
+from fusion_p2p.graph.kinds import ATTENTION, CONVOLUTION, MATMUL, MEMORY
 from fusion_p2p.graph.schema import Graph, Node, Ref, TensorType
-
-MATMUL = "matmul"
-CONVOLUTION = "convolution"
-ATTENTION = "attention"
-MEMORY = "memory"
-KINDS = (MATMUL, CONVOLUTION, ATTENTION, MEMORY)
 
 _MATMUL_OPERANDS = {
     "linear": ("input", "weight"),

@@ -14,6 +14,8 @@ from fusion_p2p.graph.workload import NodeWorkload, workload
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import fetch_content
+from fusion_p2p.plan.measured import network_of
+from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, PeerCapability, PlanRequest
 from fusion_p2p.plan.schedulers import plan
@@ -77,7 +79,8 @@ class Planner:
         known = self._checked.get(register.graph.digest)
         try:
             encoded = b"" if known is not None else await self._fetch(owner, register.graph)
-            computed = await self._in_thread(lambda: _compute(known, encoded, register.scheduler, peers, request))
+            network = network_of(peers, {})
+            computed = await self._in_thread(lambda: _compute(known, encoded, register.scheduler, network, request))
         except NetworkError as error:
             return NotNow(f"the coordinator cannot fetch the graph: {error}")
         except (GraphError, WireError) as error:
@@ -99,10 +102,10 @@ class Planner:
 
 
 def _compute(
-    known: CheckedGraph | None, encoded: bytes, scheduler: str, peers: Sequence[PeerCapability], request: PlanRequest
+    known: CheckedGraph | None, encoded: bytes, scheduler: str, network: Network, request: PlanRequest
 ) -> Computed:
     checked = known or _check(encoded)
-    return Computed(checked, plan(scheduler, checked.graph, checked.costs, peers, request))
+    return Computed(checked, plan(scheduler, checked.graph, checked.costs, network, request))
 
 
 def _check(encoded: bytes) -> CheckedGraph:

@@ -5,6 +5,8 @@ in flight    in_flight x (bytes saved for backward + bytes of what it reads and 
              with recomputation: in_flight x bytes of what it reads and sends + 1 x bytes saved
 credits      credits x (bytes it receives + bytes of the gradients it receives)
 working      2 x its largest value (a value and its gradient while a node runs)
+
+For a stage of a chain the same is estimated from sums (`stage_bytes`): without working memory, and with what it only relays.
 """
 
 from __future__ import annotations
@@ -14,9 +16,16 @@ from dataclasses import dataclass
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Slice
+from fusion_p2p.ids import PeerId
+from fusion_p2p.plan.chain import Chain
+from fusion_p2p.plan.layout import Layout, Stage
+from fusion_p2p.plan.network import Network
+from fusion_p2p.plan.request import NoPlan, Terms
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
 GIB = 1 << 30
+CREDITS = 2
+"""Values per edge that a receiver lets come ahead of what it works on: one in use, one on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,41 @@ def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: 
     return _state_bytes(graph, part, holding.moments) + kept + arriving + _working_bytes(graph, part)
 
 
-def gib(num_bytes: int) -> str:
+def stage_bytes(chain: Chain, first: int, last: int, holding: Holding) -> float:
+    """Bytes that blocks `first` to `last - 1` need as one stage, estimated from the sums of a chain."""
+    parameters = chain.parameter_bytes[last] - chain.parameter_bytes[first]
+    buffers = chain.buffer_bytes[last] - chain.buffer_bytes[first]
+    saved = chain.saved_bytes[last] - chain.saved_bytes[first]
+    crossing = chain.crossing[first] + chain.crossing[last] + chain.feed(first, last)
+    kept = holding.in_flight * crossing + (saved if holding.recompute else holding.in_flight * saved)
+    arriving = holding.credits * (chain.crossing[first] + chain.crossing_back[last])
+    return float((2 + holding.moments) * parameters + 2 * buffers + kept + arriving)
+
+
+def least_holding(stage: Stage, layout: Layout, terms: Terms) -> Holding:
+    """The least that a stage may hold: one micro-batch, or under gpipe all that one member gets."""
+    in_flight = -(-terms.micro_batches // len(stage.peers)) if layout.schedule == "gpipe" else 1
+    return Holding(in_flight, CREDITS, terms.moments, layout.recompute)
+
+
+def within_memory(chain: Chain, network: Network, layout: Layout, terms: Terms) -> Layout | NoPlan:
+    """The layout, unless a peer lacks memory for it."""
+    if not terms.respect_memory:
+        return layout
+    for index, stage in enumerate(layout.stages):
+        need = stage_bytes(chain, stage.first, stage.last, least_holding(stage, layout, terms))
+        poorest = min(stage.peers, key=lambda peer: float(network.free_bytes[peer]))
+        if need > network.free_bytes[poorest]:
+            return shortage(index, network.peers[poorest], need, float(network.free_bytes[poorest]))
+    return layout
+
+
+def shortage(index: int, peer: PeerId, need: float, free: float) -> NoPlan:
+    """Why a slice does not fit, and how much is missing."""
+    return NoPlan(f"slice {index} needs {gib(need - free)} more ({gib(need)} on {peer}, {gib(free)} free)")
+
+
+def gib(num_bytes: float) -> str:
     """Bytes for people: `3.1 GiB`, and MiB below a tenth of that unit."""
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"
 

@@ -24,7 +24,7 @@ class Network:
     """P peers, and optionally the owner, joined by directed links. Arrays are not written to.
 
     peers: ids, in listed order.
-    flops_per_s: (P, 3) FLOP/s for matrix product, convolution, attention (order of `graph.workload.KINDS`).
+    flops_per_s: (P, 3) FLOP/s for matrix product, convolution, attention (order of `graph.kinds.KINDS`).
     memory_bytes_per_s: (P,), infinite where unknown. free_bytes: (P,) memory each offers.
     sites: (n,) site number of every node, n = P, or P + 1 with the owner last.
     alpha_s: (n, n) seconds. beta_s: (n, n) seconds per byte, 0 on the diagonal.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from fusion_p2p.graph.schema import Graph
 from fusion_p2p.ids import Digest, PeerId
-from fusion_p2p.plan.plan import Plan, Schedule
+from fusion_p2p.plan.plan import Schedule
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
 
@@ -16,9 +14,17 @@ class NodeCost(Protocol):
     """The cost of one node on one micro-batch, as `graph.workload` counts it."""
 
     @property
+    def kind(self) -> str:
+        """One of `graph.kinds.KINDS`."""
+
+    @property
     def forward_flops(self) -> float: ...
     @property
     def backward_flops(self) -> float: ...
+    @property
+    def bytes_moved(self) -> float:
+        """Bytes read and written by the forward pass; the backward pass moves twice as many."""
+
     @property
     def saved_bytes(self) -> int:
         """Bytes kept from the forward pass until the backward pass."""
@@ -29,7 +35,8 @@ class PeerCapability:
     """A peer that may execute slices, as it announces itself. None: unknown.
 
     free_bytes: the device memory it offers. flops_per_s: its measured rate of matrix products; of the other kinds where known.
-    up_bytes_per_s, down_bytes_per_s: the best it was seen to send and receive, its volunteer's caps taken off already.
+    up_bytes_per_s, down_bytes_per_s: the best it was seen to send and receive. up_cap, down_cap: what its volunteer allows, bytes
+    per second.
     public_host, local_network, relay: where it is, for guesses about links that nobody has measured: the public IP address that
     others dial, the private /24 it announces, the relay it is behind; empty where there is none.
     """
@@ -42,6 +49,8 @@ class PeerCapability:
     memory_bytes_per_s: float | None = None
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
+    up_cap: float | None = None
+    down_cap: float | None = None
     public_host: str = ""
     local_network: str = ""
     relay: str = ""
@@ -90,7 +99,3 @@ class NoPlan:
     """There is no plan, and why: one sentence that says what is missing."""
 
     reason: str
-
-
-Scheduler = Callable[[Graph, Sequence[NodeCost], Sequence[PeerCapability], PlanRequest], Plan | NoPlan]
-"""A pure function: the same arguments give the same plan."""

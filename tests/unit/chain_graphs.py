@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusion_p2p.graph.kinds import MATMUL
 from fusion_p2p.graph.schema import OPSET, Graph, Node, Parameter, Ref, TensorType
 
 WIDTH = 8
@@ -18,6 +19,8 @@ class Cost:
     forward_flops: float
     backward_flops: float
     saved_bytes: int
+    kind: str = MATMUL
+    bytes_moved: float = 0.0
 
 
 def chain(layers: int) -> Graph:

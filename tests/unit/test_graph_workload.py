@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusion_p2p.graph.capture import capture
-from fusion_p2p.graph.workload import ATTENTION, CONVOLUTION, KINDS, MATMUL, MEMORY, saved_bytes, workload
+from fusion_p2p.graph.kinds import ATTENTION, CONVOLUTION, KINDS, MATMUL, MEMORY
+from fusion_p2p.graph.workload import saved_bytes, workload
 from fusion_p2p.models.catalogue import build
 
 

@@ -7,9 +7,10 @@ import pytest
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.graph.workload import NodeWorkload, workload
 from fusion_p2p.ids import Digest, PeerId
+from fusion_p2p.plan import schedulers
 from fusion_p2p.plan.encoding import check_plan, decode_plan, encode_plan
-from fusion_p2p.plan.equal_compute import equal_compute
 from fusion_p2p.plan.explain import explain
+from fusion_p2p.plan.measured import network_of
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import PeerCapability, PlanRequest
 from fusion_p2p.wire.job_messages import OptimiserSettings
@@ -32,7 +33,7 @@ def test_plans_of_built_in_models(family: str, options: dict[str, object]) -> No
     total, largest = sum(map(work, costs)), max(map(work, costs))
     for num_peers in range(1, 13):
         peers = [PeerCapability(PeerId(f"peer{i}"), 1 << 34, 1e9) for i in range(num_peers)]
-        plan = equal_compute(graph, costs, peers, request)
+        plan = schedulers.plan("equal-compute", graph, costs, network_of(peers, {}), request)
         assert isinstance(plan, Plan)
         assert decode_plan(encode_plan(plan)) == plan
         parts = cut(graph, plan.slice_of)
