@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.network import Floats, Network
@@ -74,9 +75,15 @@ def deal(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
     return tuple(dealt)
 
 
-def _seconds(chain: Chain, rates: Floats, flops: Floats, passes: float) -> Floats:
-    """(N + 1,) sums; `rates` are those of one peer: three kinds of FLOP/s, then bytes/s."""
+def operator_seconds(kinds: NDArray[np.int64], flops: Floats, bytes_moved: Floats, rates: Floats) -> Floats:
+    """(M,) seconds of every operator on a peer; `rates` are three kinds of FLOP/s (order of KINDS), then bytes/s."""
     usable = np.maximum(rates, 1.0)
     flops_per_s = usable[[0, 1, 2, 0]]  # what only moves memory computes as fast as a matrix product
-    seconds = np.maximum(flops / flops_per_s[chain.kinds], passes * chain.bytes_moved / usable[3])
+    seconds: Floats = np.maximum(flops / flops_per_s[kinds], bytes_moved / usable[3])
+    return seconds
+
+
+def _seconds(chain: Chain, rates: Floats, flops: Floats, passes: float) -> Floats:
+    """(N + 1,) sums before each position."""
+    seconds = operator_seconds(chain.kinds, flops, passes * chain.bytes_moved, rates)
     return np.concatenate([np.zeros(1), np.cumsum(seconds)])[chain.positions]
