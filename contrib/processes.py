@@ -116,8 +116,12 @@ class Program:
 
 def fusion_peer(name: str, *arguments: str, environment: Mapping[str, str] | None = None, attached: bool = False) -> Program:
     """Start `fusion-peer ARGUMENTS` with this interpreter."""
-    command = [sys.executable, "-m", "fusion_p2p.cli.main", *arguments]
-    return Program(name, command, environment=environment, attached=attached)
+    return Program(name, python_module("fusion_p2p.cli.main", *arguments), environment=environment, attached=attached)
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 def start_bootstrap(state: Path, *arguments: str) -> tuple[Program, str]:

@@ -1,0 +1,68 @@
+"""A `fusion-peer` that computes several times slower by waiting, so that many peers fit on a few cores.
+
+    python -m contrib.testbeds.slow_peer --slower 8 --rates FOLDER join --bootstrap ...
+
+A task that needs t seconds of a processor ends after 8 t: the thread that computes sleeps for the rest. Processor time, not
+wall time, because it does not grow when the peers get in each other's way. The peer announces an eighth of the rates it
+measured; a peer that finds figures in FOLDER takes those, for all peers here are one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+
+def slow_down(slower: float, rates_folder: Path) -> None:
+    """Slow this process's tasks and rates from now on. To be called before anything of `fusion_p2p.peer` is imported."""
+    from fusion_p2p.device import rates as device_rates
+    from fusion_p2p.peer import tasks
+
+    tasks.SliceTasks.perform = slowed(tasks.SliceTasks.perform, slower)  # type: ignore[method-assign]
+    device_rates.rates = _divided(device_rates.rates, slower, rates_folder)
+
+
+def slowed(perform: Callable[..., Any], slower: float) -> Callable[..., Any]:
+    """`perform`, which gives an `Outcome`, so many times slower; what it says about its busy seconds is true of it."""
+
+    @functools.wraps(perform)
+    def call(*arguments: Any) -> Any:
+        begun, used = time.perf_counter(), time.thread_time()
+        outcome = perform(*arguments)
+        used = time.thread_time() - used
+        time.sleep(max(0.0, begun + slower * used - time.perf_counter()))
+        return replace(outcome, busy_s=time.perf_counter() - begun)
+
+    return call
+
+
+def _divided(measure: Callable[..., Any], slower: float, folder: Path) -> Callable[..., Any]:
+    @functools.wraps(measure)
+    def call(device: Any, directory: Path, **options: Any) -> Any:
+        measured = measure(device, folder, **options)
+        return replace(measured, **{field.name: getattr(measured, field.name) / slower for field in fields(measured)})
+
+    return call
+
+
+def main() -> None:
+    """Slow down, then be `fusion-peer` with the rest of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m contrib.testbeds.slow_peer", allow_abbrev=False)
+    parser.add_argument("--slower", type=float, required=True, help="times that every task takes")
+    parser.add_argument("--rates", type=Path, required=True, help="folder of the figures measured once for all peers")
+    given, rest = parser.parse_known_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as `fusion-peer join` does
+    slow_down(given.slower, given.rates)
+    from fusion_p2p.cli.main import main as fusion_peer
+
+    fusion_peer(rest)
+
+
+if __name__ == "__main__":
+    main()
