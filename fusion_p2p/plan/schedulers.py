@@ -11,6 +11,8 @@ from fusion_p2p.plan.equal_compute import NAME as EQUAL_COMPUTE
 from fusion_p2p.plan.equal_compute import equal_compute
 from fusion_p2p.plan.equal_number import NAME as EQUAL_NUMBER
 from fusion_p2p.plan.equal_number import equal_number
+from fusion_p2p.plan.fence import NAME as OP_FENCE
+from fusion_p2p.plan.fence import op_fence
 from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.memory import num_moments
 from fusion_p2p.plan.network import Network
@@ -21,7 +23,9 @@ from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest, Terms
 Scheduler = Callable[[Chain, Network, Terms], Layout | NoPlan]
 """A pure function: the same arguments give the same layout."""
 
-SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType({EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute})
+SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
+    {EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}
+)
 
 
 def plan(scheduler: str, graph: Graph, costs: Sequence[NodeCost], network: Network, request: PlanRequest) -> Plan | NoPlan:
