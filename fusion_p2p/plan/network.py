@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from fusion_p2p.ids import PeerId
 
 Floats = NDArray[np.float64]
+Queue = tuple[Literal["pair", "up", "down"], int, int]
+"""A link that carries one message at a time: between two nodes, or out of or into a site (named twice)."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,12 +53,27 @@ class Network:
 
     def link_s(self, source: int, target: int, num_bytes: float) -> float:
         """Seconds for one message over an otherwise idle network, in one direction."""
-        if source == target:
-            return 0.0
+        return float(self.alpha_s[source, target]) + num_bytes * self.pace(source, target)
+
+    def pace(self, source: int, target: int) -> float:
+        """Seconds per byte in one direction over an otherwise idle network."""
         beta = float(self.beta_s[source, target])
         if self.sites[source] != self.sites[target]:
             beta = max(beta, float(self.uplink_s[self.sites[source]]), float(self.downlink_s[self.sites[target]]))
-        return float(self.alpha_s[source, target]) + num_bytes * beta
+        return beta
+
+    def queues(self, source: int, target: int) -> tuple[Queue, ...]:
+        """What a message occupies: its pair of nodes (half duplex: one for both directions), and site links with a limit."""
+        if source == target:
+            return ()
+        leaves, enters = int(self.sites[source]), int(self.sites[target])
+        pair = (source, target) if self.full_duplex else (min(source, target), max(source, target))
+        found: list[Queue] = [("pair", *pair)]
+        if leaves != enters and self.uplink_s[leaves]:
+            found.append(("up", leaves, leaves))
+        if leaves != enters and self.downlink_s[enters]:
+            found.append(("down", enters, enters))
+        return tuple(found)
 
     def select(self, peers: Sequence[int]) -> Network:
         """The same network with only these peers, in this order (and the owner, if it is a node)."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal
 
+from fusion_p2p.plan.network import Queue
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge
 
 TaskKind = Literal["F", "B"]
@@ -163,7 +164,7 @@ class _Simulation:
         self.gpipe = pipeline.schedule == "gpipe"
         self.events: list[tuple[float, int, Event, Any, int]] = []
         self.caused = 0
-        self.links: dict[tuple[str, int, int], _Link] = {}
+        self.links: dict[Queue, _Link] = {}
         self.devices: dict[int, _Device] = {}
         self.tasks: list[TaskSpan] = []
         self.transfers: list[TransferSpan] = []
@@ -241,23 +242,11 @@ class _Simulation:
 
     def _channel(self, index: int, kind: TaskKind, source: int, target: int) -> _Channel:
         edge, network = self.pipeline.edges[index], self.network
-        if source == target:
-            return _Channel(index, kind, source, target, (), 0.0, 0.0, 0.0, edge.credits)
-        pace = float(network.beta_s[source, target])
-        pair = (source, target) if network.full_duplex else (min(source, target), max(source, target))
-        links = [self._link("pair", *pair)]
-        leaves, enters = int(network.sites[source]), int(network.sites[target])
-        if leaves != enters:
-            for way, site, limit in (("up", leaves, network.uplink_s[leaves]), ("down", enters, network.downlink_s[enters])):
-                if limit:
-                    links.append(self._link(way, site, site))
-                    pace = max(pace, float(limit))
+        links = tuple(self.links.setdefault(queue, _Link()) for queue in network.queues(source, target))
         num_bytes = edge.forward_bytes if kind == "F" else edge.backward_bytes
+        seconds = num_bytes * network.pace(source, target)
         alpha_s, back_s = float(network.alpha_s[source, target]), float(network.alpha_s[target, source])
-        return _Channel(index, kind, source, target, tuple(links), num_bytes * pace, alpha_s, back_s, edge.credits)
-
-    def _link(self, way: str, source: int, target: int) -> _Link:
-        return self.links.setdefault((way, source, target), _Link())
+        return _Channel(index, kind, source, target, links, seconds, alpha_s, back_s, edge.credits)
 
     # Playing
 
