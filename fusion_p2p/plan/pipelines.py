@@ -188,7 +188,7 @@ class _PlannedStep:
         return PipelineEdge(source, target, there, back, gradient=gradient, credits=credits)
 
     def _tied(self) -> Mapping[int, float]:
-        """Seconds that each slice with tied parameters takes, after its last task, to send its gradient home, or the sum back."""
+        """Seconds that a slice with tied parameters takes, after its last task, to send its gradient home, or the sum back."""
         seconds: dict[int, float] = defaultdict(float)
         for value in sorted({value for part in self.parts.slices for value in part.parameters}):
             holders = self.parts.holders(value)
