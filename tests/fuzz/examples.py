@@ -14,6 +14,7 @@ from fusion_p2p.wire.blob_messages import BLOB_MESSAGES
 from fusion_p2p.wire.hello_messages import HELLO_MESSAGES
 from fusion_p2p.wire.job_messages import JOB_MESSAGES
 from fusion_p2p.wire.messages import Message, MessageSet
+from fusion_p2p.wire.probe_messages import PROBE_MESSAGES
 from fusion_p2p.wire.swarm_messages import SWARM_MESSAGES
 
 MESSAGE_SETS: dict[str, MessageSet] = {
@@ -21,6 +22,7 @@ MESSAGE_SETS: dict[str, MessageSet] = {
     "job": JOB_MESSAGES,
     "swarm": SWARM_MESSAGES,
     "blob": BLOB_MESSAGES,
+    "probe": PROBE_MESSAGES,
 }
 
 

@@ -1,0 +1,259 @@
+"""Measuring the links to another peer: bounded in bytes and seconds, one probe at a time (`wire/probe_messages.py`).
+
+The receiver of a burst times it, from the message that precedes the bytes to the last byte, so the latency does not count.
+Bursts double until one lasted long enough to be believed, or the budget is used up; each waits for the answer to the last, so
+that what is on its way never takes a slow line longer than it has proved to carry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import DeadlinePassed, StreamClosed, WireError
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.base import Stream, Transport
+from fusion_p2p.net.messaging import MessageStream, expect
+from fusion_p2p.wire.frames import MAX_CHUNK_BYTES
+from fusion_p2p.wire.probe_messages import (
+    MAX_DIRECTION_BYTES,
+    MAX_ROUND_BYTES,
+    PING_BYTES,
+    PROBE_MESSAGES,
+    PROBE_PROTOCOL,
+    BeginProbe,
+    Bulk,
+    EndProbe,
+    Ping,
+    Pong,
+    ProbeBusy,
+    ProbeReady,
+    Pull,
+    Received,
+)
+
+PINGS = 6
+FIRST_ROUND_BYTES = 16 << 10
+ENOUGH_S = 0.25
+"""A burst that lasted so long says the rate within a few per cent."""
+DIRECTION_S = 1.0
+"""No burst is begun that would, at the rate of the last, end later than this after the first."""
+SESSION_S = 10.0
+"""A probe that takes longer is given up by both sides: such a link carries less than 16 KiB in so many seconds."""
+OPEN_S = 5.0
+PER_REMOTE = 3
+"""Probes that one peer may have of us in a minute."""
+PER_MINUTE = 24
+"""Probes that all together may have: 192 MiB at most, as seldom as lines are that fast."""
+MINUTE_S = 60.0
+_NOISE = random.Random(0).randbytes(MAX_CHUNK_BYTES)
+"""Nothing on the way can compress it."""
+
+Open = Callable[[PeerId, str, float], Awaitable[Stream]]
+"""Opens a stream of a protocol to a peer within so many seconds, dialling it if need be. NetworkError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The links between us and a peer: seconds one way, bytes per second to it and from it."""
+
+    latency_s: float
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The peer, or we, cannot measure now; not before so many seconds."""
+
+    retry_s: float
+
+
+@dataclass
+class _Allowance:
+    """How often strangers may have themselves probed."""
+
+    begun: dict[PeerId, list[float]] = field(default_factory=dict)
+
+    def wait_s(self, peer: PeerId, now: float) -> float:
+        """0 and one probe taken off, or how long to wait."""
+        since = now - MINUTE_S
+        self.begun = {p: kept for p, times in self.begun.items() if (kept := [at for at in times if at > since])}
+        mine, everybody = self.begun.get(peer, []), sorted(at for times in self.begun.values() for at in times)
+        if len(mine) >= PER_REMOTE:
+            return mine[-PER_REMOTE] - since
+        if len(everybody) >= PER_MINUTE:
+            return everybody[-PER_MINUTE] - since
+        self.begun[peer] = [*mine, now]
+        return 0.0
+
+
+class Prober:
+    """Probes peers and, after `serve`, is probed by them; never two at once, so that none disturbs the other.
+
+    `measured` is told what peers that probe us found; `occupied` says for how many seconds we have no ear for them, 0 for none.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        measured: Callable[[PeerId, Measured], None] = lambda peer, found: None,
+        occupied: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._clock = clock
+        self._measured = measured
+        self._occupied = occupied
+        self._allowance = _Allowance()
+        self._until: float | None = None
+        """When the probe that is going on ends at the latest."""
+
+    async def serve(self, transport: Transport) -> None:
+        """Answer probes from now on."""
+        await transport.serve(PROBE_PROTOCOL, self._serve)
+
+    async def probe(self, open_stream: Open, peer: PeerId, budget_s: float = DIRECTION_S) -> Measured | Busy:
+        """Measure both directions, about `budget_s` each. NetworkError or WireError; never longer than SESSION_S + OPEN_S."""
+        if (wait_s := self._own_wait_s()) > 0:
+            return Busy(wait_s)
+        async with self._alone(peer):
+            stream = await open_stream(peer, PROBE_PROTOCOL, OPEN_S)
+            try:
+                return await _Asking(stream, self._clock, budget_s).run()
+            finally:
+                await stream.close()
+
+    def _own_wait_s(self) -> float:
+        return 0.0 if self._until is None else max(0.1, min(1.0, self._until - self._clock.now()))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, peer: PeerId) -> AsyncIterator[None]:
+        """One probe at a time, and that not for ever."""
+        self._until = self._clock.now() + SESSION_S
+        try:
+            async with asyncio.timeout(SESSION_S):
+                yield
+        except TimeoutError:
+            raise DeadlinePassed(f"probing the links with {peer} took longer than {SESSION_S:g} s") from None
+        finally:
+            self._until = None
+
+    async def _serve(self, stream: Stream) -> None:
+        messages = MessageStream(stream, PROBE_MESSAGES)
+        expect(await messages.receive(timeout_s=OPEN_S), BeginProbe)
+        wait_s = max(self._own_wait_s(), self._occupied())
+        wait_s = wait_s or self._allowance.wait_s(stream.remote, self._clock.now())
+        if wait_s > 0:
+            await messages.send(ProbeBusy(retry_s=wait_s))
+            return
+        async with self._alone(stream.remote):
+            await messages.send(ProbeReady())
+            found = await _Answering(stream, messages, self._clock).run()
+        self._measured(stream.remote, found)
+
+
+class _Asking:
+    """The side that asks."""
+
+    def __init__(self, stream: Stream, clock: Clock, budget_s: float) -> None:
+        self._stream = stream
+        self._messages = MessageStream(stream, PROBE_MESSAGES)
+        self._clock = clock
+        self._budget_s = min(budget_s, DIRECTION_S)
+
+    async def run(self) -> Measured | Busy:
+        await self._messages.send(BeginProbe())
+        answer = await self._messages.receive()
+        if isinstance(answer, ProbeBusy):
+            return Busy(answer.retry_s)
+        expect(answer, ProbeReady)
+        found = Measured(await self._latency_s(), await self._rate(self._push), await self._rate(self._pull))
+        await self._messages.send(
+            EndProbe(latency_s=found.latency_s, out_bytes_per_s=found.out_bytes_per_s, in_bytes_per_s=found.in_bytes_per_s)
+        )
+        with contextlib.suppress(StreamClosed):
+            await self._messages.receive()  # the host closes when it has read what we found
+        return found
+
+    async def _latency_s(self) -> float:
+        times = []
+        for number in range(PINGS):
+            data, began = number.to_bytes(PING_BYTES, "big"), self._clock.now()
+            await self._messages.send(Ping(data=data))
+            if expect(await self._messages.receive(), Pong).data != data:
+                raise WireError(f"{self._stream.remote} answered another ping")
+            times.append(self._clock.now() - began)
+        return statistics.median(times[1:]) / 2
+
+    async def _rate(self, burst: Callable[[int], Awaitable[float]]) -> float:
+        """Bytes per second of the last of ever larger bursts."""
+        size, began = FIRST_ROUND_BYTES, self._clock.now()
+        while True:
+            seconds = max(await burst(size), 1e-6)
+            ends_s = self._clock.now() - began + 2 * seconds
+            if seconds >= ENOUGH_S or ends_s > self._budget_s or 2 * size > MAX_ROUND_BYTES:
+                return min(size / seconds, 1e12)
+            size *= 2
+
+    async def _push(self, num_bytes: int) -> float:
+        await _send_burst(self._stream, self._messages, num_bytes)
+        return expect(await self._messages.receive(), Received).seconds
+
+    async def _pull(self, num_bytes: int) -> float:
+        await self._messages.send(Pull(num_bytes=num_bytes))
+        if expect(await self._messages.receive(), Bulk).num_bytes != num_bytes:
+            raise WireError(f"{self._stream.remote} sends another number of bytes than was asked for")
+        return await _time_burst(self._stream, self._clock, num_bytes)
+
+
+class _Answering:
+    """The side that is asked; it gives no more than it would take."""
+
+    def __init__(self, stream: Stream, messages: MessageStream, clock: Clock) -> None:
+        self._stream = stream
+        self._messages = messages
+        self._clock = clock
+        self._taken = 0
+        self._given = 0
+
+    async def run(self) -> Measured:
+        """Answer until the asker has found out; as seen from here. WireError when it asks for too much."""
+        while True:
+            match await self._messages.receive():
+                case Ping(data=data):
+                    await self._messages.send(Pong(data=data))
+                case Bulk(num_bytes=num_bytes):
+                    self._taken = self._bounded(self._taken + num_bytes)
+                    seconds = await _time_burst(self._stream, self._clock, num_bytes)
+                    await self._messages.send(Received(seconds=seconds))
+                case Pull(num_bytes=num_bytes):
+                    self._given = self._bounded(self._given + num_bytes)
+                    await _send_burst(self._stream, self._messages, num_bytes)
+                case EndProbe(latency_s=latency_s, out_bytes_per_s=there, in_bytes_per_s=back):
+                    return Measured(latency_s, out_bytes_per_s=back, in_bytes_per_s=there)
+                case other:
+                    raise WireError(f"{other.kind} is no part of a probe")
+
+    def _bounded(self, num_bytes: int) -> int:
+        if num_bytes > MAX_DIRECTION_BYTES:
+            raise WireError(f"{self._stream.remote} asks for a probe of more than {MAX_DIRECTION_BYTES} bytes a direction")
+        return num_bytes
+
+
+async def _send_burst(stream: Stream, messages: MessageStream, num_bytes: int) -> None:
+    await messages.send(Bulk(num_bytes=num_bytes))
+    noise = memoryview(_NOISE)
+    for start in range(0, num_bytes, len(noise)):
+        await stream.write(noise[: num_bytes - start])
+
+
+async def _time_burst(stream: Stream, clock: Clock, num_bytes: int) -> float:
+    """Seconds until all of it has come; nothing of it is kept."""
+    began, buffer = clock.now(), memoryview(bytearray(min(num_bytes, MAX_CHUNK_BYTES)))
+    for start in range(0, num_bytes, len(buffer)):
+        await stream.read_into(buffer[: num_bytes - start])
+    return clock.now() - began
