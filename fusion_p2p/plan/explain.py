@@ -1,79 +1,150 @@
-"""A plan in words: who computes what, what crosses, and who is idle and why."""
+"""A plan in words: who computes what, what crosses, what limits the step, who is idle and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import Cut, Slice
+from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.memory import Holding, gib, num_moments, slice_bytes
+from fusion_p2p.plan.forecast import EdgeForecast, Forecast, SliceForecast, forecast
+from fusion_p2p.plan.memory import gib
+from fusion_p2p.plan.network import Network
+from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NodeCost
+from fusion_p2p.wire.codecs import SPARSE, parse
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
 SHORT_PEER = 8
+PEERS_NAMED = 6
+"""Idle peers with one reason are named up to this many."""
 
 
-def explain(plan: Plan, graph: Graph, parts: Cut, costs: Sequence[NodeCost], optimiser: OptimiserSettings) -> tuple[str, ...]:
-    """Lines of text: one per slice, one per pair of slices with traffic, per tied parameter and per idle peer."""
+def explain(
+    plan: Plan,
+    graph: Graph,
+    parts: Cut,
+    costs: Sequence[NodeCost],
+    optimiser: OptimiserSettings,
+    network: Network | None = None,
+) -> tuple[str, ...]:
+    """Lines of text: one per slice, one per pair of slices with traffic, per tied parameter and per reason to be idle."""
+    return in_words(forecast(plan, graph, parts, costs, optimiser, network), network)
+
+
+def in_words(figures: Forecast, network: Network | None = None) -> tuple[str, ...]:
+    """The lines of a forecast; `network` is the one it was made with."""
     return (
-        f"{plan.scheduler}: {len(plan.slices)} slices on {len({part.peer for part in plan.slices})} peers, "
-        f"{plan.micro_batches} micro-batches, about {plan.predicted_step_s:.2f} s of compute a step",
-        *_slice_lines(plan, graph, parts, costs, num_moments(optimiser)),
-        *_edge_lines(plan, graph),
-        *_tied_lines(graph, parts),
-        *(f"idle {short_peer(peer)}: {reason}" for peer, reason in plan.idle),
+        _headline(figures),
+        *_verdict(figures, network),
+        *(_slice_line(part) for part in figures.slices),
+        *(_edge_line(edge) for edge in figures.edges),
+        *_tied_lines(figures),
+        *_idle_lines(figures),
+        *_traded(figures),
     )
 
 
 def short_peer(peer: PeerId) -> str:
-    """The end of a peer id: its beginning is the same for all Ed25519 keys."""
-    return peer[-SHORT_PEER:]
+    """The end of a peer id, because its beginning is the same for all Ed25519 keys; names of simulated peers as they are."""
+    return peer if "/" in peer else peer[-SHORT_PEER:]
 
 
-def _slice_lines(plan: Plan, graph: Graph, parts: Cut, costs: Sequence[NodeCost], moments: int) -> Iterator[str]:
-    flops = [sum(costs[node].forward_flops + costs[node].backward_flops for node in part.nodes) for part in parts.slices]
-    total = sum(flops) or 1.0
-    saved = [cost.saved_bytes for cost in costs]
-    for part, placed, work in zip(parts.slices, plan.slices, flops, strict=True):
-        credits = max((edge.credits for edge in plan.edges if part.index in (edge.source, edge.target)), default=0)
-        need = slice_bytes(graph, part, saved, Holding(placed.in_flight, credits, moments, placed.recompute))
-        yield (
-            f"slice {part.index} on {short_peer(placed.peer)}: {_layers(graph, part)}, {len(part.nodes)} nodes, "
-            f"{work / total:.0%} of the FLOPs, {gib(need)}, {placed.in_flight} in flight"
-            + (", recomputes" if placed.recompute else "")
+def seconds(value: float) -> str:
+    """Seconds for people: `12.3 s`, `45 ms`."""
+    if value >= 100:
+        return f"{value:.0f} s"
+    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes that cross a link, in decimal units as link rates are."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def _headline(figures: Forecast) -> str:
+    took = "a step" if figures.limit is not None else "of compute a step"
+    return (
+        f"{figures.scheduler}: {len(figures.slices)} slices on {len(figures.peers)} peers, "
+        f"{figures.micro_batches} micro-batches ({figures.schedule}), about {figures.step_s:.2f} s {took}"
+    )
+
+
+def _verdict(figures: Forecast, network: Network | None) -> Iterator[str]:
+    """What limits the step, and how far it is from what no plan could beat."""
+    if figures.limit is not None and network is not None:
+        source, target, busy = figures.limit.source, figures.limit.target, figures.limit.busy
+        what = f"link {_node(network, source)} -> {_node(network, target)}"
+        if source == target:
+            held = [str(part.index) for part in figures.slices if network.peers[source] in part.members]
+            what = f"device of {_node(network, source)} (slice {', '.join(held)})"
+        yield f"bottleneck: the {what}, busy {busy:.0%} of the step"
+    if figures.bound_s:
+        yield f"bound: no plan takes less than {figures.bound_s:.2f} s a step here; this one {_times(figures)} as long"
+
+
+def _times(figures: Forecast) -> str:
+    return f"{figures.step_s / (figures.bound_s or figures.step_s):.2f} times"
+
+
+def _node(network: Network, node: int) -> str:
+    return "the owner" if node == network.owner else short_peer(network.peers[node])
+
+
+def _slice_line(part: SliceForecast) -> str:
+    on = " + ".join(short_peer(peer) for peer in part.members)
+    busy = f", busy {' + '.join(f'{share:.0%}' for share in part.busy)}" if part.busy else ""
+    return (
+        f"slice {part.index} on {on}: {part.layers}, {part.num_nodes} nodes, "
+        f"{part.flops_share:.0%} of the FLOPs, {gib(part.num_bytes)}, {part.in_flight} in flight{busy}"
+        + (", recomputes" if part.recompute else "")
+    )
+
+
+def _edge_line(edge: EdgeForecast) -> str:
+    source = "owner" if edge.source == OWNER_STAGE else str(edge.source)
+    took = ""
+    if edge.forward_s is not None:
+        took = f", {seconds(edge.forward_s)} there" + (f", {seconds(edge.backward_s)} back" if edge.backward_s else "")
+    shrunk = f" ({edge.ratio:.1f}x smaller)" if edge.ratio > 1.05 else ""
+    return (
+        f"edge {source} -> {edge.target}: {edge.num_values} values, {size(edge.forward_bytes)} forward and "
+        f"{size(edge.backward_bytes)} back per micro-batch, codec {', '.join(edge.codecs)}{shrunk}{took}"
+    )
+
+
+def _tied_lines(figures: Forecast) -> Iterator[str]:
+    for name, holders, num_bytes in figures.tied:
+        slices = " and ".join(map(str, holders))
+        yield f"tied {name}: held by slices {slices}, {gib(num_bytes)} of gradient summed each step"
+
+
+def _idle_lines(figures: Forecast) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for peer, reason in figures.idle:
+        reasons.setdefault(reason, []).append(short_peer(peer))
+    for reason, peers in reasons.items():
+        more = f" and {len(peers) - PEERS_NAMED} more" if len(peers) > PEERS_NAMED else ""
+        yield f"idle {', '.join(peers[:PEERS_NAMED])}{more}: {reason}"
+
+
+def _traded(figures: Forecast) -> Iterator[str]:
+    """One sentence about what lossy codecs cost, if there are any."""
+    lossy = [edge for edge in figures.edges if set(edge.codecs) != {"none"}]
+    if not lossy:
+        return
+    saved = sum(edge.dense_bytes for edge in lossy) / sum(edge.forward_bytes + edge.backward_bytes for edge in lossy)
+    crossing = len([edge for edge in figures.edges if edge.source != OWNER_STAGE])
+    families = {parse(codec).family for edge in lossy for codec in edge.codecs}
+    effect = "values are rounded there, and the trained model is a plain one"
+    if families & SPARSE:
+        effect = (
+            "the model learns to live with what is dropped there, so without the codec it is worse than it looks in training"
         )
-
-
-def _edge_lines(plan: Plan, graph: Graph) -> Iterator[str]:
-    crossing: dict[tuple[int, int], list[int]] = {}
-    for index, edge in enumerate(plan.edges):
-        crossing.setdefault((edge.source, edge.target), []).append(index)
-    for (source, target), indices in sorted(crossing.items()):
-        types = [graph.types[plan.edges[index].value] for index in indices]
-        forward = sum(value.num_bytes for value in types)
-        backward = sum(value.num_bytes for value in types if value.grad)
-        codecs = ", ".join(sorted({plan.edges[index].codec for index in indices}))
-        yield (
-            f"edge {source} -> {target}: {len(indices)} values, {forward} bytes forward and {backward} back "
-            f"per micro-batch, codec {codecs}"
-        )
-
-
-def _tied_lines(graph: Graph, parts: Cut) -> Iterator[str]:
-    """Trainable parameters that several slices hold: their gradients are summed, so that the copies stay equal."""
-    for value in range(graph.first_parameter, graph.first_node_value):
-        holders = parts.holders(value)
-        if len(holders) > 1 and graph.parameter(value).trainable:
-            slices = " and ".join(map(str, holders))
-            size = gib(graph.types[value].num_bytes)
-            yield f"tied {graph.parameter(value).name}: held by slices {slices}, {size} of gradient summed each step"
-
-
-def _layers(graph: Graph, part: Slice) -> str:
-    """First and last module path among the nodes of a slice."""
-    paths = [graph.nodes[node].module for node in part.nodes if graph.nodes[node].module]
-    if not paths:
-        return "unnamed layers"
-    return paths[0] if paths[0] == paths[-1] else f"{paths[0]} .. {paths[-1]}"
+    if "topk-independent" in families or "topk-paper" in families:
+        effect = "gradients there are not those of what was computed, which is known to train badly"
+    yield f"traded: {len(lossy)} of {crossing} edges carry {saved:.1f}x fewer bytes; {effect}"

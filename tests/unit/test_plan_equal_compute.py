@@ -166,5 +166,5 @@ def test_a_plan_explains_itself() -> None:
     text = "\n".join(lines)
     assert "2 slices on 2 peers, 8 micro-batches" in lines[0]
     assert "slice 0 on peer0: layer.0 .. layer.1, 2 nodes, 50% of the FLOPs" in text
-    assert f"edge 0 -> 1: 1 values, {BATCH * WIDTH * 4} bytes forward and {BATCH * WIDTH * 4} back" in text
+    assert f"edge 0 -> 1: 1 values, {BATCH * WIDTH * 4} bytes forward and {BATCH * WIDTH * 4} bytes back" in text
     assert lines[-1] == "idle far: not reachable"
