@@ -130,7 +130,7 @@ def emulated_swarm(folder: Path, bed: Network, base: float) -> Iterator[Emulated
         for node, slower in enumerate(slowness(bed, base)):
             peers.append(running.enter_context(_start_peer(network, node, slower, folder, address)))
             if node == 0:  # it measures this machine for all, alone
-                peers[0].wait_for("^device cpu", START_S)
+                peers[0].wait_for("device cpu", START_S)
         wait_until_joined(peers)
         yield EmulatedSwarm(folder, network, bootstrap, address, peers)
 

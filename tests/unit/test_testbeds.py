@@ -1,0 +1,138 @@
+"""Emulated testbeds: what links do to packets, how a testbed becomes links, and peers that compute slower by waiting."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrib.testbeds import slow_peer
+from contrib.testbeds.emulation import read_testbed, slowness
+from contrib.testbeds.shaping import MAX_SITES, Shape, Shaper, read_shape, shape_of
+from fusion_p2p.device import rates as device_rates
+from fusion_p2p.device.rates import Rates
+from fusion_p2p.peer import tasks
+from fusion_p2p.peer.tasks import Outcome
+
+T7 = Path(__file__).resolve().parents[2] / "contrib" / "testbeds" / "t7-emulated.json"
+RATE, SLOW_RATE, LATENCY_S = 1e6, 1e5, 0.02
+"""Bytes per second between and inside the sites of `SHAPE`."""
+SHAPE = Shape(
+    addresses=("10.77.1.1", "10.77.1.2", "10.77.2.3"),
+    sites=(0, 0, 1),
+    latency_s=((0.0, 0.001, LATENCY_S), (0.001, 0.0, LATENCY_S), (LATENCY_S, LATENCY_S, 0.0)),
+    seconds_per_byte=((0.0, 1e-9, 1 / RATE), (1e-9, 0.0, 1 / RATE), (1 / SLOW_RATE, 1 / SLOW_RATE, 0.0)),
+    uplink_s=(0.0, 0.0),
+    downlink_s=(0.0, 0.0),
+)
+
+
+def test_packet_takes_its_bytes_and_the_latency():
+    assert Shaper(SHAPE).arrival(0, 2, 9000, 5.0) == pytest.approx(5.0 + 9000 / RATE + LATENCY_S)
+
+
+def test_directions_have_their_own_rates_and_queues():
+    shaper = Shaper(SHAPE)
+    assert shaper.arrival(2, 0, 9000, 0.0) == pytest.approx(9000 / SLOW_RATE + LATENCY_S)
+    assert shaper.arrival(0, 2, 9000, 0.0) == pytest.approx(9000 / RATE + LATENCY_S)
+
+
+def test_packets_of_a_pair_queue_and_those_of_another_do_not():
+    shaper = Shaper(SHAPE)
+    arrivals = [shaper.arrival(0, 2, 1000, 0.0) for _ in range(3)]
+    assert arrivals == pytest.approx([LATENCY_S + 1e-3, LATENCY_S + 2e-3, LATENCY_S + 3e-3])
+    assert shaper.arrival(1, 2, 1000, 0.0) == pytest.approx(LATENCY_S + 1e-3)
+
+
+def test_half_duplex_is_one_queue_for_both_directions():
+    shaper = Shaper(replace(SHAPE, full_duplex=False, seconds_per_byte=((1e-6,) * 3,) * 3))
+    shaper.arrival(0, 2, 10_000, 0.0)
+    assert shaper.arrival(2, 0, 10_000, 0.0) == pytest.approx(LATENCY_S + 0.02)
+
+
+@pytest.mark.parametrize("limits", [{"uplink_s": (1e-5, 0.0)}, {"downlink_s": (0.0, 1e-5)}])
+def test_flows_of_a_site_share_its_limit_and_its_lan_does_not(limits: dict[str, tuple[float, float]]):
+    shaper = Shaper(replace(SHAPE, **limits))
+    assert shaper.arrival(0, 2, 1000, 0.0) == pytest.approx(LATENCY_S + 0.01, rel=0.1)
+    assert shaper.arrival(1, 2, 1000, 0.0) == pytest.approx(LATENCY_S + 0.02, rel=0.1)
+    assert shaper.arrival(0, 1, 1000, 0.0) == pytest.approx(0.001, rel=0.01)
+
+
+def test_full_queue_drops_and_then_takes_again():
+    shaper = Shaper(replace(SHAPE, queue_s=0.05))
+    kept = [shaper.arrival(0, 2, 10_000, 0.0) for _ in range(20)]
+    assert sum(arrival is not None for arrival in kept) == 6
+    assert shaper.dropped == 14
+    assert shaper.arrival(0, 2, 10_000, 0.06) is not None
+
+
+@given(st.lists(st.tuples(st.integers(40, 9000), st.floats(0, 0.05)), min_size=2, max_size=60))
+def test_link_never_carries_more_than_its_rate_and_keeps_the_order(packets: list[tuple[int, float]]):
+    shaper, now, sent, arrivals = Shaper(replace(SHAPE, queue_s=1e9)), 0.0, 0, []
+    for num_bytes, pause_s in packets:
+        now += pause_s
+        arrivals.append(shaper.arrival(0, 2, num_bytes, now))
+        sent += num_bytes
+        assert arrivals[-1] >= sent / RATE + LATENCY_S - 1e-9
+    assert arrivals == sorted(arrivals)
+
+
+def test_testbed_becomes_links():
+    bed = read_testbed(T7)
+    shape = shape_of(bed)
+    assert shape.addresses == ("10.77.1.1", "10.77.2.2", "10.77.3.3", "10.77.1.4", "10.77.2.5", "10.77.3.6", "10.77.1.7")
+    mbit_per_s = 8e-6 / (np.array(shape.seconds_per_byte) + np.eye(7))
+    assert mbit_per_s[0, 1:].tolist() == pytest.approx([30, 8, 1000, 30, 8, 1000])
+    assert mbit_per_s[1, 2] == mbit_per_s[2, 1] == pytest.approx(100)
+    assert shape.latency_s[0][2] == pytest.approx(0.02)
+    assert shape.latency_s[6][0] == pytest.approx(0.0005)
+    assert read_shape(shape.to_json()) == shape
+
+
+def test_testbed_with_more_sites_than_addresses_is_refused():
+    bed = read_testbed(T7)
+    many = replace(bed, uplink_s=np.zeros(MAX_SITES + 1))
+    with pytest.raises(ValueError, match="at most 250"):
+        shape_of(many)
+
+
+def test_peers_are_slowed_as_the_testbed_says_and_listed_in_its_order():
+    slower = slowness(read_testbed(T7), 4.0)
+    assert slower == pytest.approx([4, 4, 8, 8, 12, 16], rel=1e-4)
+    assert slower == sorted(set(slower))
+
+
+def test_slow_task_waits_in_proportion_to_what_it_computed():
+    def perform(seconds: float) -> Outcome:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+        return Outcome(loss=3.0, busy_s=seconds)
+
+    begun, used = time.perf_counter(), time.thread_time()
+    outcome = slow_peer.slowed(perform, 5.0)(0.02)
+    wall_s, used = time.perf_counter() - begun, time.thread_time() - used
+    assert wall_s >= 0.1
+    assert used < 0.05
+    assert outcome.loss == 3.0
+    assert 0.1 <= outcome.busy_s <= wall_s
+
+
+def test_slow_peer_slows_every_task_and_announces_what_is_left_of_its_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[Path] = []
+
+    def measured(device: object, folder: Path, **options: object) -> Rates:
+        asked.append(folder)
+        return Rates(80.0, 40.0, 20.0, 10.0)
+
+    monkeypatch.setattr(tasks.SliceTasks, "perform", lambda self: Outcome())
+    monkeypatch.setattr(device_rates, "rates", measured)
+    slow_peer.slow_down(4.0, tmp_path)
+    assert device_rates.rates("cpu", Path("elsewhere"), benchmark="auto") == Rates(20.0, 10.0, 5.0, 2.5)
+    assert asked == [tmp_path]
+    assert tasks.SliceTasks.perform(None).busy_s > 0  # type: ignore[call-arg, arg-type]
