@@ -39,10 +39,10 @@ UNKNOWN_BYTES_PER_S = 20e6 / 8
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """One direction between two peers: seconds until the first byte is there, and bytes per second from then on."""
+    """One direction between two peers: seconds until the first byte is there, bytes per second from then on. None: unknown."""
 
-    latency_s: float
-    bytes_per_s: float
+    latency_s: float | None
+    bytes_per_s: float | None
 
 
 Links = Mapping[tuple[PeerId, PeerId], LinkFigures]
@@ -90,8 +90,9 @@ def _known(nodes: Sequence[PeerId], links: Links) -> tuple[Floats, Floats]:
     alpha, rate = np.full((2, len(nodes), len(nodes)), np.nan)
     for (source, target), figures in links.items():
         if source in place and target in place and source != target:
-            alpha[place[source], place[target]] = figures.latency_s
-            rate[place[source], place[target]] = max(figures.bytes_per_s, 1.0)
+            here = place[source], place[target]
+            alpha[here] = _or_nan(figures.latency_s)
+            rate[here] = np.maximum(_or_nan(figures.bytes_per_s), 1.0)
     return _first_known(alpha, alpha.T), rate
 
 
@@ -114,7 +115,7 @@ def _equal(names: Sequence[str]) -> NDArray[np.bool_]:
 def _best(seen: Floats, announced: Sequence[float | None], caps: Sequence[float | None]) -> Floats:
     """(n,) the best of each row of `seen` (n, n), else what is announced, NaN where neither is known; at most the cap."""
     measured = np.where(np.isnan(seen), -np.inf, seen).max(axis=1, initial=-np.inf)
-    told = np.array([np.nan if rate is None else max(rate, 1.0) for rate in announced], dtype=np.float64)
+    told = np.maximum(np.array([_or_nan(rate) for rate in announced], dtype=np.float64), 1.0)
     allowed = np.array([np.inf if cap is None else max(cap, 1.0) for cap in caps], dtype=np.float64)
     return np.minimum(np.where(np.isfinite(measured), measured, told), allowed)
 
@@ -153,6 +154,10 @@ def _or_usual(rates: Floats) -> Floats:
 
 def _first_known(known: Floats, guess: Floats) -> Floats:
     return np.where(np.isnan(known), guess, known)
+
+
+def _or_nan(figure: float | None) -> float:
+    return np.nan if figure is None else figure
 
 
 def _median(values: Floats, otherwise: float) -> float:

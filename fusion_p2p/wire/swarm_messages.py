@@ -4,11 +4,13 @@
                           VoteRequest    let me coordinate this term       -> VoteReply
                           Probe          do you hear that peer? (second observer)         -> ProbeReply
                           Leave          I go, on purpose                  -> (the stream closes)
+    coordinator -> peer   LinksRequest   what are your links like?         -> Links
     owner -> coordinator  Register       plan my job                       -> Waiting*, then Proposal | NotCoordinator
     anyone -> peer        StatusRequest  who is here?                      -> StatusReply
 
 One question per stream, except that Register is answered by any number of Waiting messages, at least one every 5 s, before the
-Proposal. Who speaks is the authenticated peer of the stream, so no message carries its sender.
+Proposal, and among them MeasureLinks, which the owner answers with Links to the peers it names. Who speaks is the
+authenticated peer of the stream, so no message carries its sender.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from pydantic import Field
 
 from fusion_p2p.wire.job_messages import Contact, Content, Finite, OptimiserSettings, SliceIndex
 from fusion_p2p.wire.messages import Count, JobName, Message, MessageSet, Name, PeerName, Record, Seconds, Text
+from fusion_p2p.wire.probe_messages import BytesPerSecond
 
 SWARM_PROTOCOL = "/fusion/swarm/1"
 MAX_MEMBERS_LISTED = 400
 MAX_PEERS_IN_STATUS = 120
 MAX_RECORD_BYTES = 2048
+MAX_LINKS = 128
+"""In one table of links."""
 
 PeerState = Literal["standby", "working", "paused", "draining"]
 Reachability = Literal["direct", "relayed", "outbound-only"]
@@ -123,6 +128,34 @@ class Register(Message):
     recompute: bool = False
 
 
+class LinkEntry(Record):
+    """What the sender knows of the links between itself and a peer, None where it knows nothing."""
+
+    peer: PeerName
+    latency_s: Seconds | None
+    out_bytes_per_s: BytesPerSecond | None
+    """From the sender to the peer."""
+    in_bytes_per_s: BytesPerSecond | None
+    age_s: Seconds
+    """Since it was last measured."""
+
+
+class LinksRequest(Message):
+    kind: ClassVar[str] = "links_request"
+
+
+class Links(Message):
+    kind: ClassVar[str] = "links"
+    entries: Annotated[tuple[LinkEntry, ...], Field(max_length=MAX_LINKS)]
+    measuring: bool
+    """More will be known in a few seconds."""
+
+
+class MeasureLinks(Message):
+    kind: ClassVar[str] = "measure_links"
+    peers: Annotated[tuple[PeerName, ...], Field(max_length=MAX_LINKS)]
+
+
 class Waiting(Message):
     kind: ClassVar[str] = "waiting"
     reason: Text
@@ -184,5 +217,5 @@ class StatusReply(Message):
 
 SWARM_MESSAGES = MessageSet(
     Beat, BeatReply, VoteRequest, VoteReply, Probe, ProbeReply, Leave,
-    Register, Waiting, NotCoordinator, Proposal, StatusRequest, StatusReply,
+    LinksRequest, Links, MeasureLinks, Register, Waiting, NotCoordinator, Proposal, StatusRequest, StatusReply,
 )  # fmt: skip

@@ -1,0 +1,251 @@
+"""The table of a peer's links, and whom to probe next. Pure: the runner in `peer/` measures and tells.
+
+A newcomer probes a few peers, near ones first, so that sites are found, then others in an order of its own; in a small swarm
+that is everybody. Whoever is probed learns the same figures, so most pairs are measured once. Afterwards what is oldest is
+measured again now and then, unless traffic says how it is. Nobody is probed while this peer is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from fusion_p2p.ids import PeerId, digest_of
+from fusion_p2p.plan.measured import CLOSE_BYTES_PER_S, CLOSE_LATENCY_S, LinkFigures
+from fusion_p2p.wire.swarm_messages import MAX_LINKS, LinkEntry
+
+TARGETS = 8
+"""Links that every peer should know by probes, its own or others'."""
+NEAR_TARGETS = 4
+"""Of these at most so many to peers of the same place."""
+REFRESH_S = 600.0
+"""A link not measured for so long is measured again."""
+REFRESH_PAUSE_S = 60.0
+"""Between two such probes."""
+FAILED_PAUSE_S = 300.0
+SOON_S = 5.0
+"""A probe that can begin within this time is worth waiting for."""
+OLD_WEIGHT = 0.5
+"""Of the old figure when a link is probed again within REFRESH_S."""
+RISE_WEIGHT, FALL_WEIGHT = 0.5, 0.1
+"""Of a rate seen in traffic that is above or below the known one: traffic shares its line, so it proves more than it denies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Both directions to one peer. None: not measured. `at`: when a probe or traffic last told of it."""
+
+    at: float
+    latency_s: float | None = None
+    out_bytes_per_s: float | None = None
+    in_bytes_per_s: float | None = None
+
+    @property
+    def probed(self) -> bool:
+        return self.latency_s is not None
+
+    @property
+    def close(self) -> bool:
+        """Whether the peer must be in the same place."""
+        slowest = min(self.out_bytes_per_s or 0.0, self.in_bytes_per_s or 0.0)
+        return self.latency_s is not None and self.latency_s <= CLOSE_LATENCY_S and slowest >= CLOSE_BYTES_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """State. `not_before`: when a peer that was busy or failed may be probed again. `measuring`: more will be known soon."""
+
+    me: PeerId
+    links: Mapping[PeerId, Link] = field(default_factory=dict)
+    not_before: Mapping[PeerId, float] = field(default_factory=dict)
+    probing: PeerId | None = None
+    measuring: bool = False
+    refreshed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe, ours or of the peer, has found this."""
+
+    peer: PeerId
+    latency_s: float
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The peer is busy for so long."""
+
+    peer: PeerId
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """So fast a large value came from a peer."""
+
+    peer: PeerId
+    in_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Probe somebody now? `others`: who can be dialled, and whether it seems to be in the same place."""
+
+    others: Mapping[PeerId, bool]
+    idle: bool
+
+
+Event = Probed | Postponed | Failed | Traffic | Look
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Measure the links with this peer, and tell what came of it."""
+
+    peer: PeerId
+
+
+Step = tuple[LinkTable, tuple[Probe, ...]]
+
+
+def step(state: LinkTable, event: Event, now: float) -> Step:
+    """The next state, and at most one probe to begin."""
+    match event:
+        case Probed():
+            return _probed(state, event, now), ()
+        case Postponed(peer, retry_s):
+            return _not_before(state, peer, now + retry_s), ()
+        case Failed(peer):
+            return _not_before(state, peer, now + FAILED_PAUSE_S), ()
+        case Traffic(peer, rate):
+            return _traffic(state, peer, rate, now), ()
+        case Look():
+            return _look(state, event, now)
+        case _:
+            assert_never(event)
+
+
+def summary(state: LinkTable) -> tuple[float | None, float | None]:
+    """The best rates out and in, bytes per second, to other places where any is known: what the line to the world carries."""
+    links = [link for link in state.links.values() if not link.close] or list(state.links.values())
+    out = max((link.out_bytes_per_s for link in links if link.out_bytes_per_s is not None), default=None)
+    into = max((link.in_bytes_per_s for link in links if link.in_bytes_per_s is not None), default=None)
+    return out, into
+
+
+def entries(state: LinkTable, now: float) -> tuple[LinkEntry, ...]:
+    """The table as it is sent, newest first."""
+    newest = sorted(state.links.items(), key=lambda item: (-item[1].at, item[0]))
+    return tuple(
+        LinkEntry(
+            peer=peer,
+            latency_s=link.latency_s,
+            out_bytes_per_s=link.out_bytes_per_s,
+            in_bytes_per_s=link.in_bytes_per_s,
+            age_s=max(0.0, now - link.at),
+        )
+        for peer, link in newest
+    )
+
+
+def merged(tables: Mapping[PeerId, Iterable[LinkEntry]]) -> dict[tuple[PeerId, PeerId], LinkFigures]:
+    """All links that these peers tell of, by (from, to); where both ends tell of one, the newer figures."""
+    told = [(entry.age_s, peer, entry) for peer, table in tables.items() for entry in table if entry.peer != peer]
+    links: dict[tuple[PeerId, PeerId], LinkFigures] = {}
+    for _, peer, entry in sorted(told, key=lambda one: (-one[0], one[1], one[2].peer)):
+        other = PeerId(entry.peer)
+        for pair, rate in (((peer, other), entry.out_bytes_per_s), ((other, peer), entry.in_bytes_per_s)):
+            older = links.get(pair, LinkFigures(None, None))
+            links[pair] = LinkFigures(
+                older.latency_s if entry.latency_s is None else entry.latency_s, older.bytes_per_s if rate is None else rate
+            )
+    return links
+
+
+def _probed(state: LinkTable, event: Probed, now: float) -> LinkTable:
+    old = state.links.get(event.peer)
+    recent = old is not None and old.probed and now - old.at <= REFRESH_S
+
+    def mixed(known: float | None, new: float) -> float:
+        return new if known is None or not recent else OLD_WEIGHT * known + (1 - OLD_WEIGHT) * new
+
+    known = old or Link(now)
+    link = Link(
+        at=now,
+        latency_s=mixed(known.latency_s, event.latency_s),
+        out_bytes_per_s=mixed(known.out_bytes_per_s, event.out_bytes_per_s),
+        in_bytes_per_s=mixed(known.in_bytes_per_s, event.in_bytes_per_s),
+    )
+    return _free(_with(state, event.peer, link), event.peer)
+
+
+def _traffic(state: LinkTable, peer: PeerId, rate: float, now: float) -> LinkTable:
+    link = state.links.get(peer, Link(now))
+    known = link.in_bytes_per_s
+    if known is not None:
+        weight = RISE_WEIGHT if rate > known else FALL_WEIGHT
+        rate = (1 - weight) * known + weight * rate
+    return _with(state, peer, replace(link, at=now, in_bytes_per_s=rate))
+
+
+def _with(state: LinkTable, peer: PeerId, link: Link) -> LinkTable:
+    links = {**state.links, peer: link}
+    if len(links) > MAX_LINKS:
+        del links[min(links, key=lambda other: links[other].at)]
+    return replace(state, links=links)
+
+
+def _not_before(state: LinkTable, peer: PeerId, at: float) -> LinkTable:
+    return _free(replace(state, not_before={**state.not_before, peer: at}), peer)
+
+
+def _free(state: LinkTable, peer: PeerId) -> LinkTable:
+    return replace(state, probing=None) if state.probing == peer else state
+
+
+def _look(state: LinkTable, event: Look, now: float) -> Step:
+    not_before = {peer: at for peer, at in state.not_before.items() if peer in event.others and at > now}
+    state = replace(state, not_before=not_before)
+    unknown = _unknown(state, event.others)
+    soon = [peer for peer in unknown if not_before.get(peer, now) <= now + SOON_S]
+    state = replace(state, measuring=event.idle and bool(soon))
+    if not event.idle or state.probing is not None:
+        return state, ()
+    ready = [peer for peer in unknown if peer not in not_before]
+    if ready:
+        return _begin(state, ready[0])
+    stale = _stale(state, event.others, now)
+    if unknown or stale is None:
+        return state, ()
+    return _begin(replace(state, refreshed_at=now), stale)
+
+
+def _begin(state: LinkTable, peer: PeerId) -> Step:
+    return replace(state, probing=peer), (Probe(peer),)
+
+
+def _unknown(state: LinkTable, others: Mapping[PeerId, bool]) -> list[PeerId]:
+    """Whom to probe, best first, to reach the number of targets; empty when it is reached."""
+    known = {peer for peer, link in state.links.items() if link.probed and peer in others}
+    if len(known) >= TARGETS:
+        return []
+    near_known = sum(others[peer] for peer in known)
+    ranked = sorted(others.keys() - known - {state.me}, key=lambda peer: digest_of(f"{state.me} {peer}".encode()))
+    near = [peer for peer in ranked if others[peer]][: max(0, NEAR_TARGETS - near_known)]
+    return near + [peer for peer in ranked if peer not in near]
+
+
+def _stale(state: LinkTable, others: Mapping[PeerId, bool], now: float) -> PeerId | None:
+    """The link measured longest ago, when that is too long and the last such probe is a while ago."""
+    known = [(link.at, peer) for peer, link in state.links.items() if peer in others and peer not in state.not_before]
+    if now - state.refreshed_at < REFRESH_PAUSE_S or not known or now - min(known)[0] < REFRESH_S:
+        return None
+    return min(known)[1]

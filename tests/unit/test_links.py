@@ -1,0 +1,221 @@
+"""A peer's table of links: whom it probes, how figures mix, what it tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusion_p2p.ids import PeerId
+from fusion_p2p.plan.measured import LinkFigures
+from fusion_p2p.swarm.links import (
+    FAILED_PAUSE_S,
+    NEAR_TARGETS,
+    REFRESH_S,
+    TARGETS,
+    Failed,
+    Link,
+    LinkTable,
+    Look,
+    Postponed,
+    Probe,
+    Probed,
+    Traffic,
+    entries,
+    merged,
+    step,
+    summary,
+)
+from fusion_p2p.wire.swarm_messages import MAX_LINKS, SWARM_MESSAGES, LinkEntry, Links
+
+ME = PeerId("me")
+
+
+def peers(count: int, near: int = 0) -> dict[PeerId, bool]:
+    return {PeerId(f"peer{i}"): i < near for i in range(count)}
+
+
+def after(table: LinkTable, *events: Probed | Postponed | Failed | Traffic, now: float = 0.0) -> LinkTable:
+    for event in events:
+        table, actions = step(table, event, now)
+        assert actions == ()
+    return table
+
+
+def look(table: LinkTable, others: dict[PeerId, bool], now: float = 0.0, idle: bool = True) -> tuple[LinkTable, PeerId | None]:
+    table, actions = step(table, Look(others, idle), now)
+    return table, actions[0].peer if actions else None
+
+
+def probe_all(table: LinkTable, others: dict[PeerId, bool], now: float = 0.0) -> tuple[LinkTable, list[PeerId]]:
+    """Look until there is nothing to do; every probe works."""
+    probed: list[PeerId] = []
+    while True:
+        table, peer = look(table, others, now)
+        if peer is None:
+            return table, probed
+        probed.append(peer)
+        assert look(table, others, now)[1] is None, "one at a time"
+        table = after(table, Probed(peer, 0.01, 1e6, 2e6), now=now)
+
+
+def test_in_a_small_swarm_everybody_is_probed_once() -> None:
+    table, probed = probe_all(LinkTable(ME), peers(5) | {ME: False})
+    assert sorted(probed) == sorted(peers(5))
+    assert not table.measuring
+
+
+def test_in_a_large_swarm_a_few_are_and_some_of_them_near() -> None:
+    others = peers(100, near=20)
+    _, probed = probe_all(LinkTable(ME), others)
+    assert len(probed) == TARGETS
+    assert sum(others[peer] for peer in probed[:NEAR_TARGETS]) == NEAR_TARGETS
+    assert sum(others[peer] for peer in probed) < TARGETS
+    _, of_another = probe_all(LinkTable(PeerId("you")), others)
+    assert set(probed) != set(of_another), "each in an order of its own"
+
+
+def test_who_was_probed_by_the_other_side_need_not_probe() -> None:
+    table = after(LinkTable(ME), *(Probed(peer, 0.01, 1e6, 1e6) for peer in peers(5)))
+    assert look(table, peers(5)) == (table, None)
+
+
+def test_nobody_is_probed_while_at_work() -> None:
+    table, peer = look(LinkTable(ME), peers(3), idle=False)
+    assert peer is None
+    assert not table.measuring, "nothing to wait for"
+    assert look(table, peers(3))[1] is not None
+
+
+def test_a_busy_peer_is_asked_again_when_it_said_and_others_first() -> None:
+    others = peers(2)
+    table, first = look(LinkTable(ME), others)
+    assert first is not None
+    table = after(table, Postponed(first, 2.0))
+    table, second = look(table, others)
+    assert second not in (first, None)
+    table = after(table, Probed(second, 0.01, 1e6, 1e6))  # type: ignore[arg-type]
+    table, nobody = look(table, others, 1.0)
+    assert nobody is None
+    assert table.measuring
+    assert look(table, others, 2.0)[1] == first
+
+
+def test_who_is_occupied_for_long_or_failed_is_not_waited_for() -> None:
+    others = peers(1)
+    for event in (Postponed(PeerId("peer0"), 60.0), Failed(PeerId("peer0"))):
+        table, peer = look(LinkTable(ME), others)
+        assert peer == "peer0"
+        assert table.measuring
+        table, peer = look(after(table, event), others, 1.0)
+        assert peer is None
+        assert not table.measuring
+        assert look(table, others, FAILED_PAUSE_S)[1] == "peer0"
+
+
+def test_the_oldest_link_is_measured_again_unless_traffic_tells() -> None:
+    others = peers(3)
+    table, _ = probe_all(LinkTable(ME), others)
+    assert look(table, others, REFRESH_S - 1)[1] is None
+    table = after(table, Traffic(PeerId("peer0"), 1e6), now=REFRESH_S - 1)
+    table, first = look(table, others, REFRESH_S + 1)
+    assert first in ("peer1", "peer2")
+    table = after(table, Probed(PeerId(first), 0.01, 1e6, 1e6), now=REFRESH_S + 1)
+    assert look(table, others, REFRESH_S + 2)[1] is None, "not all at once"
+    assert look(table, others, REFRESH_S + 61)[1] == ({"peer1", "peer2"} - {first}).pop()
+
+
+def test_figures_mix_when_recent_and_are_replaced_when_old() -> None:
+    a = PeerId("a")
+    table = after(LinkTable(ME), Probed(a, 0.02, 1e6, 4e6))
+    table = after(table, Probed(a, 0.04, 3e6, 4e6), now=10)
+    assert table.links[a] == Link(10, 0.03, 2e6, 4e6)
+    table = after(table, Probed(a, 0.01, 9e6, 9e6), now=11 + REFRESH_S)
+    assert table.links[a] == Link(11 + REFRESH_S, 0.01, 9e6, 9e6)
+
+
+def test_traffic_raises_a_rate_faster_than_it_lowers_it() -> None:
+    a = PeerId("a")
+    table = after(LinkTable(ME), Probed(a, 0.02, 1e6, 4e6))
+    assert after(table, Traffic(a, 8e6)).links[a].in_bytes_per_s == pytest.approx(6e6)
+    assert after(table, Traffic(a, 2e6)).links[a].in_bytes_per_s == pytest.approx(3.8e6)
+    assert after(LinkTable(ME), Traffic(a, 5e6)).links[a] == Link(0, None, None, 5e6)
+
+
+def test_the_announced_rates_are_those_to_the_world() -> None:
+    lan = Probed(PeerId("near"), 0.0002, 1.2e8, 1.1e8)
+    assert summary(LinkTable(ME)) == (None, None)
+    assert summary(after(LinkTable(ME), lan)) == (1.2e8, 1.1e8)
+    assert summary(after(LinkTable(ME), lan, Probed(PeerId("far"), 0.02, 1e6, 6e6), Traffic(PeerId("b"), 7e6))) == (1e6, 7e6)
+
+
+def test_tables_merge_to_directed_links_the_newer_figures_win() -> None:
+    a, b, c = map(PeerId, "abc")
+    tables = {
+        a: [LinkEntry(peer=b, latency_s=0.01, out_bytes_per_s=1e6, in_bytes_per_s=None, age_s=50.0)],
+        b: [
+            LinkEntry(peer=a, latency_s=0.02, out_bytes_per_s=None, in_bytes_per_s=2e6, age_s=5.0),
+            LinkEntry(peer=c, latency_s=None, out_bytes_per_s=None, in_bytes_per_s=3e6, age_s=1.0),
+            LinkEntry(peer=b, latency_s=9.0, out_bytes_per_s=9.0, in_bytes_per_s=9.0, age_s=0.0),
+        ],
+    }
+    assert merged(tables) == {
+        (a, b): LinkFigures(0.02, 2e6),
+        (b, a): LinkFigures(0.02, None),
+        (b, c): LinkFigures(None, None),
+        (c, b): LinkFigures(None, 3e6),
+    }
+
+
+def test_a_table_never_outgrows_its_message() -> None:
+    table = LinkTable(ME)
+    for number in range(MAX_LINKS + 50):
+        table = after(table, Probed(PeerId(f"{number:052}"), 0.0123456789, 123456.789, 123456.789), now=float(number))
+    told = entries(table, 1e6)
+    assert len(told) == MAX_LINKS
+    assert min(int(entry.peer) for entry in told) == 50, "the oldest went"
+    assert told[0].age_s == 1e6 - MAX_LINKS - 49
+    assert len(SWARM_MESSAGES.encode(Links(entries=told, measuring=False))) < 32 << 10
+
+
+_PEERS = [PeerId(f"peer{i}") for i in range(12)]
+_FIGURE = st.floats(0, 1e9)
+_EVENTS = st.lists(
+    st.one_of(
+        st.builds(Probed, st.sampled_from(_PEERS), _FIGURE, _FIGURE, _FIGURE),
+        st.builds(Postponed, st.sampled_from(_PEERS), st.floats(0, 100)),
+        st.builds(Failed, st.sampled_from(_PEERS)),
+        st.builds(Traffic, st.sampled_from(_PEERS), _FIGURE),
+        st.builds(Look, st.dictionaries(st.sampled_from([*_PEERS, ME]), st.booleans()), st.booleans()),
+    ),
+    max_size=60,
+)
+
+
+@given(_EVENTS, st.randoms(use_true_random=False))
+def test_whatever_happens_one_probe_at_a_time_and_never_to_oneself(
+    events: list[Probed | Postponed | Failed | Traffic | Look], rng: random.Random
+) -> None:
+    table, now, running = LinkTable(ME), 0.0, None
+    ended: list[Callable[[PeerId], Probed | Postponed | Failed]] = [
+        lambda peer: Probed(peer, 0.1, 1.0, 1.0), lambda peer: Postponed(peer, 1.0), Failed
+    ]  # fmt: skip
+    for event in events:
+        now += rng.random() * 100
+        if running is not None and rng.random() < 0.5:
+            table, actions = step(table, rng.choice(ended)(running), now)
+            assert actions == ()
+            running = None
+        before = table.not_before
+        table, actions = step(table, event, now)
+        running = table.probing
+        for action in actions:
+            assert isinstance(event, Look)
+            assert event.idle
+            assert action.peer in event.others.keys() - {ME}
+            assert before.get(action.peer, now) <= now
+            assert action == Probe(table.probing)  # type: ignore[arg-type]
+        assert len(table.links) <= MAX_LINKS
