@@ -1,4 +1,4 @@
-"""Who is near whom: communities of peers by bandwidth, and a path through them (Louvain, Blondel et al. 2008; step 1 of OP-Fence).
+"""Who is near whom: communities of peers by bandwidth, and a path through them (Louvain, Blondel et al. 2008; OP-Fence step 1).
 
 A link counts as fast as its slower direction. A community that still mixes links more than `SPREAD` times apart is split again.
 Above `DENSE` peers only the fastest links of each are looked at, which finds the same communities at a fraction of the time.
@@ -25,14 +25,19 @@ STARTS = 24
 Communities = tuple[tuple[int, ...], ...]
 
 
-def bandwidth(network: Network) -> Floats:
-    """(P, P) bytes per second between peers, the slower direction of each pair, sites' own limits respected; 0 to itself."""
+def paces(network: Network) -> Floats:
+    """(P, P) seconds per byte from peer to peer over an otherwise idle network, sites' own limits respected."""
     count = len(network.peers)
     sites = network.sites[:count]
     beta = network.beta_s[:count, :count]
     limit = np.maximum(network.uplink_s[sites][:, None], network.downlink_s[sites][None, :])
-    beta = np.where(sites[:, None] == sites[None, :], beta, np.maximum(beta, limit))
-    fast = 1.0 / np.maximum(np.maximum(beta, beta.T), 1e-15)
+    return np.where(sites[:, None] == sites[None, :], beta, np.maximum(beta, limit))
+
+
+def bandwidth(network: Network) -> Floats:
+    """(P, P) bytes per second between peers, the slower direction of each pair; 0 to itself."""
+    pace = paces(network)
+    fast = 1.0 / np.maximum(np.maximum(pace, pace.T), 1e-15)
     np.fill_diagonal(fast, 0.0)
     return fast
 
