@@ -92,7 +92,7 @@ def _held(chain: Chain, network: Network, stage: Stage, layout: Layout, terms: T
         stage_bytes(chain, stage.first, stage.last, Holding(held, CREDITS, terms.moments, layout.recompute)) for held in (0, 1)
     )
     free = min(float(network.free_bytes[peer]) for peer in stage.peers) - none
-    return max(1, min(cap, int(free / (one - none)))) if one > none else cap
+    return max(1, int(min(cap, free / (one - none)))) if one > none else cap
 
 
 def pipeline_of_plan(graph: Graph, parts: Cut, costs: Sequence[NodeCost], plan: Plan, network: Network) -> Pipeline:

@@ -2,7 +2,7 @@
 
 Devices do one task at a time and choose as `job.flow` does: micro-batches in order, a ready backward before the next forward
 (`gpipe`: no backward before the last forward), at most `in_flight` between the two. Of several stages on one device a ready
-backward goes first, then the lower stage.
+backward goes first, then the lower stage; what a task makes for its own device is there after the device has chosen again.
 
 Links follow the alpha-beta model: n bytes occupy a link for n * beta seconds and arrive alpha later; alpha occupies nothing.
 Every directed pair of nodes is a queue of its own, first come first served in whole messages; on half-duplex networks both
