@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from contrib.benchmarks.operators import gpt2
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest
+from fusion_p2p.plan.estimate import step_estimate
+from fusion_p2p.plan.fence import op_fence
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE, PipelineEdge
@@ -15,12 +19,14 @@ from fusion_p2p.plan.pipelines import group_sum_s, pipeline_of_layout, pipeline_
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.request import Terms
 from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.testbed import load_testbed
 from fusion_p2p.wire.frames import HEADER_BYTES
 from tests.unit.chain_graphs import BATCH, WIDTH, chain, chain_costs
 from tests.unit.graph_builder import GraphBuilder
 from tests.unit.pipeline_cases import uniform_network
 from tests.unit.planning_cases import random_chain, random_network
 
+TESTBEDS = Path(__file__).parents[2] / "contrib" / "testbeds"
 VALUE_BYTES = BATCH * WIDTH * 4
 WEIGHT_BYTES = WIDTH * WIDTH * 4
 
@@ -170,3 +176,21 @@ def test_a_peer_that_the_network_lacks_is_an_error() -> None:
     few = uniform_network(2)
     with pytest.raises(KeyError):
         pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, few)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpipe_s", "limited_s"),
+    [("t1-24-gpus-2-sites", 87.8, 51.1), ("t2-24-gpus-3-sites", 21.5, 14.2), ("t3-48-gpus-3-sites", 53.9, 35.5)],
+)
+def test_op_fence_of_gpt2_xl_takes_what_formula_and_an_independent_prototype_say(
+    name: str, gpipe_s: float, limited_s: float
+) -> None:
+    model, network = gpt2(48, 1600, 25, batch=1), load_testbed(TESTBEDS / f"{name}.json")
+    terms = Terms(micro_batches=8, respect_memory=False)
+    layout = op_fence(model, network, terms)
+    assert isinstance(layout, Layout)
+    pipeline = pipeline_of_layout(model, network, layout, terms)
+    step_s = simulate(pipeline).step_s
+    assert step_s == pytest.approx(limited_s, rel=5e-3)
+    assert step_s == pytest.approx(step_estimate(model, network, layout, 8), rel=0.05)
+    assert simulate(dataclasses.replace(pipeline, schedule="gpipe")).step_s == pytest.approx(gpipe_s, rel=5e-3)
