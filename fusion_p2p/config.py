@@ -36,6 +36,7 @@ Seconds = Annotated[float, Gt(0), Le(86_400)]
 Port = Annotated[int, Ge(1), Lt(1 << 16)]
 PositiveInt = Annotated[int, Ge(1), Lt(1 << 31)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
+SchedulerName = Literal["auto", "op-fence", "equal-compute", "equal-number"]
 NonNegative = Annotated[float, Ge(0), Le(NO_LIMIT)]
 Positive = Annotated[float, Gt(0), Le(NO_LIMIT)]
 
@@ -114,8 +115,8 @@ class StatusConfig(CommonConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(CommonConfig):
-    """One training run of a model owner."""
+class JobConfig(CommonConfig):
+    """What is trained and how it is cut over peers: what a plan depends on."""
 
     bootstrap: Annotated[tuple[str, ...], Help("address of a bootstrap node, /ip4/.../tcp/.../p2p/ID (repeatable)")] = ()
     join_timeout_s: Annotated[Seconds, Help("seconds until an unreachable swarm ends the command")] = 60.0
@@ -133,42 +134,27 @@ class TrainConfig(CommonConfig):
 
     batch_size: Annotated[PositiveInt, Help("examples of one optimiser step")] = 16
     micro_batches: Annotated[PositiveInt, Help("parts of a batch that flow through the peers at once")] = 4
-    steps: Annotated[PositiveInt, Help("optimiser steps in all")] = 100
     optimiser: Annotated[Literal["sgd", "adam", "adamw"], Help("formulas as in torch.optim")] = "adamw"
-    learning_rate: Annotated[Positive, Help("highest learning rate")] = 1e-3
-    schedule: Annotated[Literal["constant", "linear", "cosine"], Help("how the learning rate falls after warm-up")] = "constant"
-    warmup: Annotated[int, Ge(0), Lt(1 << 31), Help("steps in which the learning rate rises linearly")] = 0
     momentum: Annotated[Fraction, Help("momentum of sgd")] = 0.0
-    beta1: Annotated[Fraction, Help("decay of the first moment of adam")] = 0.9
-    beta2: Annotated[Fraction, Help("decay of the second moment of adam")] = 0.999
-    epsilon: Annotated[Positive, Help("epsilon of adam")] = 1e-8
-    weight_decay: Annotated[NonNegative, Help("weight decay (decoupled with adamw)")] = 0.0
-    clip: Annotated[Positive | None, Help("largest global gradient norm; none: no clipping")] = None
     seed: Annotated[int, Ge(0), Lt(1 << 53), Help("seed of weights, data order and dropout")] = 0
 
-    validate_every: Annotated[int, Ge(0), Lt(1 << 31), Help("steps between validations; 0: never")] = 50
-    validation_batches: Annotated[PositiveInt, Help("micro-batches of one validation")] = 8
-    checkpoint_every: Annotated[PositiveInt, Help("steps between checkpoints")] = 20
-
-    peers: Annotated[PositiveInt | None, Help("plan when this many peers are there; none: when the model fits")] = None
-    scheduler: Annotated[Literal["equal-compute"], Help("how the model is cut over the peers")] = "equal-compute"
-    precision: Annotated[Literal["fp32", "bf16"], Help("precision of the computation")] = "fp32"
+    scheduler: Annotated[SchedulerName, Help("how the model is cut over the peers")] = "equal-compute"
+    pipeline: Annotated[
+        Literal["auto", "gpipe", "1f1b"], Help("order of forward and backward passes; auto: the faster by simulation")
+    ] = "auto"
+    codec: Annotated[
+        str, Help("compression of what crosses links: none, uniform, adatopk, adaptive, or one codec such as int8 or topk:10")
+    ] = "none"
+    ratio: Annotated[float, Ge(1), Le(1e6), Help("the most that uniform, adatopk and adaptive divide bytes by")] = 100.0
     recompute: Annotated[bool, Help("recompute the forward pass to save memory")] = False
-    no_peers_timeout_s: Annotated[Seconds, Help("seconds without any peer until the command ends")] = 30.0
-
-    run: Annotated[Path | None, Help("run folder; default: runs/<time>-<model>")] = None
-    resume: Annotated[Path | None, Help("run folder to go on with")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need_bootstrap("train", self.bootstrap)
         if self.batch_size % self.micro_batches:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not divisible by micro_batches {self.micro_batches}; "
                 f"{self.batch_size - self.batch_size % self.micro_batches or self.micro_batches} would be"
             )
-        if self.run is not None and self.resume is not None:
-            raise ConfigError("run and resume exclude each other: a resumed run stays in its folder")
 
     @property
     def micro_batch_size(self) -> int:
@@ -189,6 +175,70 @@ class TrainConfig(CommonConfig):
     def data_options(self) -> dict[str, Any]:
         """The options of a data factory."""
         return parse_options(self.data_option, "data_option")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(JobConfig):
+    """A dry run: who would execute what, and how fast."""
+
+    bootstrap: Annotated[tuple[str, ...], Help("plan for the swarm behind this bootstrap node (repeatable)")] = ()
+    testbed: Annotated[Path | None, Help("plan for the network in this JSON file")] = None
+    data: Annotated[str, Help("synthetic: inputs of the model's own size; or what train takes")] = "synthetic"
+    image: Annotated[PositiveInt | None, Help("pixels of a side of synthetic images")] = None
+    json: Annotated[bool, Help("print one JSON object")] = False
+    plot: Annotated[Path | None, Help("draw the plan and the timeline of one step into this .png or .svg file")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.testbed is None) == (not self.bootstrap):
+            raise ConfigError("plan needs either --testbed FILE or --bootstrap ADDRESS of a swarm")
+        if self.plot is not None and self.plot.suffix not in (".png", ".svg"):
+            raise ConfigError(f"plot: {self.plot} has to end in .png or .svg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(CommonConfig):
+    """A look at this machine's device."""
+
+    device: Annotated[str, Help("auto, cpu or cuda:N")] = "auto"
+    threads: Annotated[PositiveInt | None, Help("CPU threads of torch; default: torch's own choice")] = None
+    benchmark: Annotated[Literal["auto", "again", "off"], Help("measure the device: once (cached), again, or not at all")] = (
+        "auto"
+    )
+    precision: Annotated[Literal["fp32", "bf16"], Help("precision of the computation")] = "fp32"
+    json: Annotated[bool, Help("print one JSON object instead of a table")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(JobConfig):
+    """One training run of a model owner."""
+
+    steps: Annotated[PositiveInt, Help("optimiser steps in all")] = 100
+    learning_rate: Annotated[Positive, Help("highest learning rate")] = 1e-3
+    schedule: Annotated[Literal["constant", "linear", "cosine"], Help("how the learning rate falls after warm-up")] = "constant"
+    warmup: Annotated[int, Ge(0), Lt(1 << 31), Help("steps in which the learning rate rises linearly")] = 0
+    beta1: Annotated[Fraction, Help("decay of the first moment of adam")] = 0.9
+    beta2: Annotated[Fraction, Help("decay of the second moment of adam")] = 0.999
+    epsilon: Annotated[Positive, Help("epsilon of adam")] = 1e-8
+    weight_decay: Annotated[NonNegative, Help("weight decay (decoupled with adamw)")] = 0.0
+    clip: Annotated[Positive | None, Help("largest global gradient norm; none: no clipping")] = None
+
+    validate_every: Annotated[int, Ge(0), Lt(1 << 31), Help("steps between validations; 0: never")] = 50
+    validation_batches: Annotated[PositiveInt, Help("micro-batches of one validation")] = 8
+    checkpoint_every: Annotated[PositiveInt, Help("steps between checkpoints")] = 20
+
+    peers: Annotated[PositiveInt | None, Help("plan when this many peers are there; none: when the model fits")] = None
+    precision: Annotated[Literal["fp32", "bf16"], Help("precision of the computation")] = "fp32"
+    no_peers_timeout_s: Annotated[Seconds, Help("seconds without any peer until the command ends")] = 30.0
+
+    run: Annotated[Path | None, Help("run folder; default: runs/<time>-<model>")] = None
+    resume: Annotated[Path | None, Help("run folder to go on with")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need_bootstrap("train", self.bootstrap)
+        if self.run is not None and self.resume is not None:
+            raise ConfigError("run and resume exclude each other: a resumed run stays in its folder")
 
 
 MODEL_FLAGS = ("layers", "width", "heads", "context", "dropout", "tied")

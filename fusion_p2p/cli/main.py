@@ -14,14 +14,16 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from fusion_p2p import PROTOCOL, __version__
+from fusion_p2p.cli.bench import bench
 from fusion_p2p.cli.bootstrap import bootstrap
 from fusion_p2p.cli.export import export
 from fusion_p2p.cli.flags import add_command
 from fusion_p2p.cli.join import join
+from fusion_p2p.cli.plan import plan
 from fusion_p2p.cli.running import INTERRUPTED, leave_now
 from fusion_p2p.cli.status import status
 from fusion_p2p.cli.train import train
-from fusion_p2p.config import BootstrapConfig, JoinConfig, StatusConfig, TrainConfig
+from fusion_p2p.config import BenchConfig, BootstrapConfig, JoinConfig, PlanConfig, StatusConfig, TrainConfig
 from fusion_p2p.errors import FusionError
 
 app = typer.Typer(
@@ -36,6 +38,8 @@ add_command(app, JoinConfig, join)
 add_command(app, TrainConfig, train)
 app.command(short_help="Write the trained weights as a safetensors file")(export)
 add_command(app, StatusConfig, status)
+add_command(app, PlanConfig, plan)
+add_command(app, BenchConfig, bench)
 
 
 def print_version(wanted: bool) -> None:

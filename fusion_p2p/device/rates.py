@@ -70,7 +70,7 @@ def rates(
     ConfigError when the benchmark is `off` and nothing is remembered: a peer announces only what was measured.
     """
     key = cache_key(device, precision)
-    path = directory / f"rates-{digest_of(json.dumps(key).encode())[:16]}.json"
+    path = rates_file(device, directory, precision)
     remembered = None if benchmark == "again" else _read(path, key)
     if remembered is not None:
         return remembered
@@ -79,6 +79,11 @@ def rates(
     measured = measure(device, budget_s, precision=precision)
     _write(path, key, measured)
     return measured
+
+
+def rates_file(device: torch.device, directory: Path, precision: Precision = "fp32") -> Path:
+    """Where the rates of a device are remembered."""
+    return directory / f"rates-{digest_of(json.dumps(cache_key(device, precision)).encode())[:16]}.json"
 
 
 def cache_key(device: torch.device, precision: Precision) -> dict[str, str | int]:

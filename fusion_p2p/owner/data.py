@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fusion_p2p.config import TrainConfig
+from fusion_p2p.config import JobConfig
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.owner.factories import CODE_ERRORS, call_factory, is_factory
 
@@ -55,7 +55,7 @@ class DataSet(Protocol):
         """Validation micro-batch `index`, below `num_validation`."""
 
 
-def open_data(config: TrainConfig) -> DataSet:
+def open_data(config: JobConfig) -> DataSet:
     """The data set of a run. ConfigError when it does not exist, is too small or is not one."""
     # Text and images import what they need only when they are wanted.
     if is_factory(config.data):
@@ -141,7 +141,7 @@ class ExampleData:
             raise ConfigError(f"data: examples {numbers[:3]}... do not stack: {error}") from None
 
 
-def _from_factory(config: TrainConfig) -> DataSet:
+def _from_factory(config: JobConfig) -> DataSet:
     made = call_factory(config.data, config.data_options, "data")
     if isinstance(made, DataSet):
         return made

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fusion_p2p.config import TrainConfig
+from fusion_p2p.config import JobConfig
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.graph.schema import Rule
 from fusion_p2p.models.catalogue import NAMES, build, option_names
@@ -26,7 +26,7 @@ class ModelSource:
     rules: Mapping[str, Rule]
 
 
-def resolve_model(config: TrainConfig, data: DataSet) -> ModelSource:
+def resolve_model(config: JobConfig, data: DataSet) -> ModelSource:
     """The model of a run. ConfigError for an unknown name or option, or a factory that fails or returns something else."""
     if is_factory(config.model):
         made = call_factory(config.model, config.model_options, "model")

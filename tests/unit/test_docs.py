@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from fusion_p2p.cli.flags import flags_of
-from fusion_p2p.config import BootstrapConfig, CommonConfig, JoinConfig, StatusConfig, TrainConfig, settings_of
+from fusion_p2p.config import (
+    BenchConfig,
+    BootstrapConfig,
+    CommonConfig,
+    JoinConfig,
+    PlanConfig,
+    StatusConfig,
+    TrainConfig,
+    settings_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -18,15 +27,21 @@ DOCUMENTS = sorted(
 ROWS = [*range(1, 11), *range(25, 34), *range(35, 38)]
 COMMANDS: dict[str, type[CommonConfig]] = {
     "bootstrap": BootstrapConfig, "join": JoinConfig, "train": TrainConfig, "status": StatusConfig,
+    "plan": PlanConfig, "bench": BenchConfig,
 }  # fmt: skip
 
 COMMON_FLAGS = "network listen announce identity state-dir no-nat log-level debug"
+JOB_FLAGS = (
+    "bootstrap join-timeout-s model layers width heads context dropout tied option data data-option batch-size micro-batches "
+    "optimiser momentum seed scheduler pipeline codec ratio recompute"
+)
 SURFACE = {
     "bootstrap": "bootstrap no-relay relay-listen relay-reservations relay-circuits relay-duration-s relay-mebibytes",
     "join": "bootstrap device threads memory-gib benchmark join-timeout-s metrics-port",
-    "train": "bootstrap join-timeout-s model layers width heads context dropout tied option data data-option batch-size "
-    "micro-batches steps optimiser learning-rate schedule warmup momentum beta1 beta2 epsilon weight-decay clip seed "
-    "validate-every validation-batches checkpoint-every peers scheduler precision recompute no-peers-timeout-s run resume",
+    "train": f"{JOB_FLAGS} steps learning-rate schedule warmup beta1 beta2 epsilon weight-decay clip validate-every "
+    "validation-batches checkpoint-every peers precision no-peers-timeout-s run resume",
+    "plan": f"{JOB_FLAGS} testbed image json plot",
+    "bench": "device threads benchmark precision json",
     "status": "bootstrap timeout-s json",
 }
 """Every flag there is. A new one is added here on purpose; one that goes or changes its name breaks its users."""
