@@ -1,4 +1,4 @@
-"""Many slices with the real `job.flow` and `job.credits`, a fake network that delivers in random order, and no clock."""
+"""Many replicas with the real `job.flow` and `job.credits`, a fake network that delivers in random order, and no clock."""
 
 from __future__ import annotations
 
@@ -6,100 +6,148 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from fusion_p2p.graph.schema import Graph, Parameter, TensorType
+from fusion_p2p.graph.slices import Crossing, Cut, Slice
+from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.job import credits as outboxes
 from fusion_p2p.job import flow as flows
-from fusion_p2p.job.topology import TRIGGER, SliceEdges
+from fusion_p2p.job.topology import ReplicaEdges, as_evaluation, edge_credits, replica_edges
+from fusion_p2p.plan.encoding import check_plan
+from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment
+
+INPUTS, PARAMETERS = 2, 6
 
 
 @dataclass
 class RandomPlan:
     """A random DAG of slices: values with and without gradient, skips, several readers, tied parameters, caps and credits."""
 
-    edges: list[SliceEdges]
-    in_flight: list[int]
-    peer_of: list[int]
+    plan: Plan
+    edges: tuple[ReplicaEdges, ...]
     credits: dict[Edge, int]
-    micro_batches: int
-    feeds: list[Edge] = field(default_factory=list)
+    peer_of: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer_of = [replica.peer for replica in self.plan.replicas]
+
+    def micro_batches(self, replica: int) -> list[int]:
+        return [m for m in range(self.plan.micro_batches) if m in self.plan.replicas[replica].turns]
+
+    def in_flight(self, replica: int) -> int:
+        return self.plan.slices[self.plan.replicas[replica].slice].in_flight
+
+    def carried(self, edge: Edge, micro_batches: int) -> list[int]:
+        part = self.edges[edge.target]
+        return [m for m in range(micro_batches) if part.carries(edge, m)]
 
 
-def random_plan(rng: random.Random) -> RandomPlan:
-    """1 to 8 slices on as many or fewer peers; every slice has something to wait for."""
+def random_plan(rng: random.Random, *, most_members: int = 3) -> RandomPlan:
+    """1 to 8 slices of up to `most_members` replicas on as many or fewer peers, under either schedule."""
     count = rng.randint(1, 8)
-    parts: list[dict[str, list[Edge]]] = [defaultdict(list) for _ in range(count)]
+    crossings, with_gradient = _random_crossings(rng, count)
+    held = [sorted(rng.sample(range(INPUTS, INPUTS + PARAMETERS), rng.randint(0, PARAMETERS // 2))) for _ in range(count)]
+    values = range(100 + len(crossings))
+    graph = Graph(
+        opset=1,
+        inputs=("tokens", "targets"),
+        parameters=tuple(Parameter(f"p{number}", trainable=True) for number in range(PARAMETERS)),
+        nodes=(),
+        types=tuple(TensorType((rng.randint(1, 9),), "float32", value in with_gradient) for value in values),
+        outputs=(),
+    )
+    received = [tuple(edge.value for edge in crossings if edge.target == index) for index in range(count)]
+    inputs = [(rng.randrange(INPUTS),) if rng.random() < 0.3 else () for _ in range(count)]
+    parts = Cut(
+        tuple(Slice(i, (), received[i], (), inputs[i], tuple(held[i]), ()) for i in range(count)),
+        tuple(crossings),
+    )
+    plan = _random_placement(rng, parts, most_members)
+    check_plan(plan, graph, parts)
+    edges = replica_edges(graph, parts, plan)
+    return RandomPlan(plan, edges, edge_credits(plan, edges))
+
+
+def _random_crossings(rng: random.Random, count: int) -> tuple[list[Crossing], set[int]]:
+    """Values that go to one or more higher slices, and those of them that have a gradient."""
+    crossings: list[Crossing] = []
+    with_gradient: set[int] = set()
     value = 100
     for source in range(count - 1):
         for _ in range(rng.randint(1, 3)):
-            for target in rng.sample(range(source + 1, count), rng.randint(1, count - 1 - source)):
-                _connect(parts, value, source, target, with_gradient=rng.random() < 0.7)
+            targets = sorted(rng.sample(range(source + 1, count), rng.randint(1, count - 1 - source)))
+            crossings += [Crossing(value, source, target) for target in targets]
+            if rng.random() < 0.7:
+                with_gradient.add(value)
             value += 1
-    for tied in range(rng.randint(0, 2)):
-        holders = sorted(rng.sample(range(count), rng.randint(1, count)))
-        for holder in holders[1:]:
-            gradient, total = (
-                Edge(10 + tied, holder, holders[0], Direction.TIED),
-                Edge(10 + tied, holders[0], holder, Direction.TIED),
-            )
-            parts[holder]["gradients_out"].append(gradient)
-            parts[holders[0]]["gradients_in"].append(gradient)
-            parts[holders[0]]["sums_out"].append(total)
-            parts[holder]["sums_in"].append(total)
-    for index, part in enumerate(parts):
-        if not part["forward_in"] or rng.random() < 0.3:
-            part["feeds"] = [Edge(rng.choice([0, 1, TRIGGER]), OWNER, index, Direction.FORWARD)]
-    names = SliceEdges.__dataclass_fields__.keys() - {"index", "answers"}
-    edges = [SliceEdges(index, answers=(), **{name: tuple(part[name]) for name in names}) for index, part in enumerate(parts)]
-    every = {edge for part in parts for listed in part.values() for edge in listed}
-    return RandomPlan(
-        edges,
-        [rng.randint(1, 4) for _ in parts],
-        [rng.randrange(count) for _ in parts],
-        {edge: 1 if edge.direction is Direction.TIED else rng.randint(1, 3) for edge in every},
-        rng.randint(1, 6),
-        [edge for part in parts for edge in part["feeds"]],
+    return crossings, with_gradient
+
+
+def _random_placement(rng: random.Random, parts: Cut, most_members: int) -> Plan:
+    peers = [PeerId(f"peer {number}") for number in range(max(most_members, rng.randint(1, len(parts.slices))))]
+    micro_batches, gpipe = rng.randint(1, 6), rng.random() < 0.3
+    slices: list[SlicePlan] = []
+    for _ in parts.slices:
+        members = rng.sample(peers, rng.randint(1, min(most_members, micro_batches)))
+        deal = [*range(len(members)), *rng.choices(range(len(members)), k=rng.randint(0, micro_batches - len(members)))]
+        rng.shuffle(deal)
+        most = micro_batches if gpipe else rng.randint(1, 4)
+        slices.append(SlicePlan(members[0], most, replicas=tuple(members[1:]), deal=tuple(deal)))
+    return Plan(
+        graph=Digest("0" * 64),
+        scheduler="random",
+        micro_batches=micro_batches,
+        slice_of=(),
+        slices=tuple(slices),
+        edges=tuple(EdgePlan(e.value, e.source, e.target, credits=rng.randint(1, 3)) for e in parts.edges),
+        schedule="gpipe" if gpipe else "1f1b",
     )
 
 
-def _connect(parts: list[dict[str, list[Edge]]], value: int, source: int, target: int, *, with_gradient: bool) -> None:
-    forward, backward = Edge(value, source, target, Direction.FORWARD), Edge(value, target, source, Direction.BACKWARD)
-    parts[source]["forward_out"].append(forward)
-    parts[target]["forward_in"].append(forward)
-    if with_gradient:
-        parts[target]["backward_out"].append(backward)
-        parts[source]["backward_in"].append(backward)
-
-
 class PipelineSimulation:
-    """Runs whole steps; `log[s]` is what slice s ran. Streams between two ends keep their order, nothing else does."""
+    """Runs whole steps; `log[r]` is what replica r ran. Streams between two ends keep their order, nothing else does."""
 
     def __init__(self, plan: RandomPlan, rng: random.Random, *, resend: float = 0.0) -> None:
         self.plan, self.rng, self.resend = plan, rng, resend
         self.flows = [
-            flows.Flow(edges, plan.micro_batches, in_flight, step=1)
-            for edges, in_flight in zip(plan.edges, plan.in_flight, strict=True)
+            flows.Flow(edges, len(plan.micro_batches(number)), plan.in_flight(number), 1, plan.plan.schedule)
+            for number, edges in enumerate(plan.edges)
         ]
         self.outboxes = {end: outboxes.Outbox(plan.credits) for end in [OWNER, *range(len(plan.edges))]}
         self.streams: dict[tuple[int, int, bool], list[tuple[Edge, Moment]]] = defaultdict(list)
-        self.running: dict[int, tuple[int, flows.Task]] = {}
+        self.running: dict[str, tuple[int, flows.Task]] = {}
+        self.ready: dict[int, None] = {}
+        """Replicas that have a task to run; a dict keeps their order."""
         self.log: list[list[str]] = [[] for _ in plan.edges]
         self.most_in_flight = [0] * len(plan.edges)
 
     def run_step(self, step: int) -> None:
         """Feed a step, run until nothing moves, decide, run until nothing moves. AssertionError when stuck."""
-        offers = {edge: [Moment(step, m) for m in range(self.plan.micro_batches)] for edge in self.plan.feeds}
-        while offers:
-            edge = self.rng.choice(list(offers))
-            self._outbox(OWNER, outboxes.Offered(edge, offers[edge].pop(0)))
-            if not offers[edge]:
-                del offers[edge]
+        self._feed(step, self.plan.plan.micro_batches, validation=False)
         self._settle()
         stuck = [flow for flow in self.flows if not flow.reported]
-        assert not stuck, f"deadlock: {[(flow.edges.index, flow.forwards, flow.backwards) for flow in stuck]}"
+        assert not stuck, f"deadlock: {[(flow.edges.replica, flow.forwards, flow.backwards) for flow in stuck]}"
         for index in range(len(self.flows)):
             self._flow(index, flows.Decided(step, flows.Fate.COMMIT))
         self._settle()
         assert all(flow.step == step + 1 for flow in self.flows)
+
+    def validate(self, step: int, micro_batches: int) -> None:
+        """Feed validation micro-batches before a step and run until nothing moves. AssertionError when some were not run."""
+        self._feed(step, micro_batches, validation=True)
+        self._settle()
+        for flow in self.flows:
+            assert flow.evaluations == flow.edges.own_turns.before(micro_batches), (
+                f"deadlock in validation: {flow.edges.replica}"
+            )
+
+    def _feed(self, step: int, micro_batches: int, *, validation: bool) -> None:
+        offers: dict[Edge, list[int]] = {}
+        for edge in (edge for part in self.plan.edges for edge in part.feeds):
+            offers[as_evaluation(edge) if validation else edge] = self.plan.carried(edge, micro_batches)
+        while offers := {edge: left for edge, left in offers.items() if left}:
+            edge = self.rng.choice(list(offers))
+            self._outbox(OWNER, outboxes.Offered(edge, Moment(step, offers[edge].pop(0))))
 
     def _settle(self) -> None:
         while moves := self._moves():
@@ -107,13 +155,9 @@ class PipelineSimulation:
 
     def _moves(self) -> list:
         moves = [lambda key=key: self._deliver(key) for key, stream in self.streams.items() if stream]
-        for peer in set(self.plan.peer_of):
-            if peer in self.running:
-                moves.append(lambda peer=peer: self._finish(peer))
-            else:
-                ready = [i for i, p in enumerate(self.plan.peer_of) if p == peer and flows.next_task(self.flows[i])]
-                moves += [lambda index=index: self._flow(index, flows.Idle()) for index in ready]
-        return moves
+        moves += [lambda peer=peer: self._finish(peer) for peer in self.running]
+        idle = (index for index in self.ready if self.plan.peer_of[index] not in self.running)
+        return moves + [lambda index=index: self._flow(index, flows.Idle()) for index in idle]
 
     def _deliver(self, key: tuple[int, int, bool]) -> None:
         edge, moment = self.streams[key].pop(0)
@@ -122,14 +166,17 @@ class PipelineSimulation:
             self._outbox(key[0], outboxes.Reconnected(carried))
         self._flow(edge.target, flows.Arrived(edge, moment, self.plan.credits[edge]))
 
-    def _finish(self, peer: int) -> None:
+    def _finish(self, peer: str) -> None:
         index, task = self.running.pop(peer)
         edges = self.plan.edges[index]
-        outgoing = {
-            flows.TaskKind.FORWARD: edges.forward_out,
-            flows.TaskKind.BACKWARD: edges.backward_out,
-            flows.TaskKind.REPORT: edges.gradients_out + edges.sums_out,
-        }.get(task.kind, ())
+        directions = {
+            flows.TaskKind.FORWARD: Direction.FORWARD,
+            flows.TaskKind.BACKWARD: Direction.BACKWARD,
+            flows.TaskKind.EVALUATE: Direction.EVALUATE,
+        }
+        outgoing = {flows.TaskKind.SHARE: edges.gradients_out, flows.TaskKind.REPORT: edges.sums_out}.get(task.kind, ())
+        if task.kind in directions:
+            outgoing = edges.departures(directions[task.kind], task.moment.micro_batch)
         self._flow(index, flows.Finished())
         for edge in outgoing:
             self._outbox(index, outboxes.Offered(edge, task.moment))
@@ -137,6 +184,9 @@ class PipelineSimulation:
     def _flow(self, index: int, event: flows.Event) -> None:
         self.flows[index], actions = flows.step(self.flows[index], event)
         flow = self.flows[index]
+        self.ready.pop(index, None)
+        if flows.next_task(flow):
+            self.ready[index] = None
         self.most_in_flight[index] = max(self.most_in_flight[index], flow.forwards - flow.backwards)
         for action in actions:
             match action:

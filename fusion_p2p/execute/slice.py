@@ -1,5 +1,8 @@
 """One slice at work: remote autodiff over its part of the graph, for many micro-batches in flight.
 
+A slice may have replicas, each with micro-batches of its own: what they have to agree on (`shared`: gradients, and the new
+values of buffers) is exchanged once a step.
+
 A step is a transaction. Until `update`, nothing changes that a repetition of the step would see: gradients accumulate beside
 the parameters and new buffer values (BatchNorm's statistics) are kept aside. Sums are taken in a fixed order: micro-batches in
 their order, several consumers of a value in slice order, everything else as torch's autograd does, so that a chain of slices
@@ -22,6 +25,7 @@ from fusion_p2p.execute.state import HALF_APPLIED, SliceState
 from fusion_p2p.graph.opset import OPERATOR_ERRORS, TORCH_DTYPES
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Slice
+from fusion_p2p.plan.plan import Turns
 from fusion_p2p.wire.frames import Moment
 from fusion_p2p.wire.job_messages import TrainingSettings
 
@@ -60,14 +64,16 @@ class SliceExecutor:
         device: torch.device,
         micro_batches: int,
         recompute: bool,
+        turns: Turns = Turns(),  # noqa: B008 - frozen
     ) -> None:
-        """`state` lies on `device` and belongs to this executor from now on."""
+        """`state` lies on `device` and belongs to this executor from now on; `turns` are its share of `micro_batches`."""
         self.state = state
         self._graph = graph
         self._part = part
         self._settings = settings
         self._device = device
-        self._micro_batches = micro_batches
+        self.micro_batches = micro_batches
+        self._turns = turns
         self._recompute = recompute
         self._trainable = tuple(value for value in part.parameters if graph.parameter(value).trainable)
         held = ((value, graph.parameter(value).update) for value in part.parameters)
@@ -85,7 +91,8 @@ class SliceExecutor:
         SliceFailed when they have other types or indices out of range, an operator fails, or it is not this micro-batch's turn.
         """
         self._expect_step(step)
-        if micro_batch in self._in_flight or micro_batch in self._backward_done or not 0 <= micro_batch < self._micro_batches:
+        known = micro_batch in self._in_flight or micro_batch in self._backward_done
+        if known or not 0 <= micro_batch < self.micro_batches or micro_batch not in self._turns:
             raise SliceFailed(f"slice {self._part.index} cannot run micro-batch {micro_batch} of step {step} (again)")
         values, buffers = self._arrivals.check(arrived), dict(self._buffers)
         tape = self._record(Moment(step, micro_batch), values, buffers)
@@ -122,14 +129,37 @@ class SliceExecutor:
             self._interpreter.run(values, Moment(step, micro_batch), training=False)
             return {value: self._as_declared(value, values[value]).detach() for value in self._wanted}
 
-    def tied_gradient(self, parameter: int) -> Tensor:
-        """This slice's gradient of a parameter that other slices hold too, over the step so far; zeros when there is none."""
+    def shared(self, parameter: int) -> Tensor:
+        """What is exchanged of a parameter that others hold too: its gradient over the step so far, or a buffer's new value.
+
+        Zeros when there is no gradient; a buffer that no forward pass has updated is as it was.
+        """
         tensor = self.state.parameters[parameter]
+        if not self._graph.parameter(parameter).trainable:
+            return self._buffers.get(parameter, tensor)
         return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach()
 
-    def set_tied_gradient(self, parameter: int, gradient: Tensor) -> None:
-        """Replace it by the sum over all holders. SliceFailed when it has another type than the parameter."""
-        self.state.parameters[parameter].grad = self._arrivals.check_type(parameter, gradient).detach().clone()
+    def set_shared(self, parameter: int, tensor: Tensor) -> None:
+        """Replace it by what all holders agreed on. SliceFailed when it has another type than the parameter."""
+        agreed = self._arrivals.check_type(parameter, tensor).detach().clone()
+        if self._graph.parameter(parameter).trainable:
+            self.state.parameters[parameter].grad = agreed
+        else:
+            self._buffers[parameter] = agreed
+
+    def combine(self, parameter: int, terms: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+        """What the holders agree on, from what each of them shared, in order; `counts` are their numbers of micro-batches.
+
+        Gradients are summed. Of a buffer that counts (integers) the increments are summed; of one that averages, like the
+        statistics of BatchNorm, the mean is taken, weighted by micro-batches: each replica has averaged over its own.
+        """
+        if self._graph.parameter(parameter).trainable:
+            return sum_in_order(terms)
+        before = self.state.parameters[parameter]
+        if not before.is_floating_point():
+            return sum_in_order([before, *(term - before for term in terms)])
+        weighted = [term.to(torch.float64) * (count / sum(counts)) for term, count in zip(terms, counts, strict=True)]
+        return sum_in_order(weighted).to(before.dtype)
 
     def squares(self, parameters: Iterable[int]) -> tuple[float, ...]:
         """The sum of squares of each parameter's gradient, in float64; infinite or NaN when the gradient is."""
@@ -141,9 +171,9 @@ class SliceExecutor:
         SliceFailed when the step is not complete; or when memory runs out half-way, after which the state must be restored.
         """
         self._expect_step(step)
-        if len(self._backward_done) != self._micro_batches:
-            done = len(self._backward_done)
-            raise SliceFailed(f"slice {self._part.index} has done {done} of {self._micro_batches} micro-batches of step {step}")
+        done, own = len(self._backward_done), self._turns.before(self.micro_batches)
+        if done != own:
+            raise SliceFailed(f"slice {self._part.index} has done {done} of {own} micro-batches of step {step}")
         self.state.step = HALF_APPLIED
         try:
             self._apply(clip, UpdatePoint(rate, step))
@@ -203,7 +233,7 @@ class SliceExecutor:
     def _loss_gradient(self, value: int) -> Tensor:
         declared = self._graph.types[value]
         one = torch.ones(declared.shape, dtype=TORCH_DTYPES[declared.dtype], device=self._device)
-        return one / self._micro_batches
+        return one / self.micro_batches
 
     def _differentiate(self, roots: Sequence[Tensor], seeds: Sequence[Tensor], at: Moment) -> None:
         if not roots:

@@ -1,11 +1,13 @@
-"""The order in which one slice runs its tasks; pure.
+"""The order in which one replica of a slice runs its tasks; pure.
 
-    F<m>  forward of micro-batch m      B<m>  its backward       R  report (and sums of tied gradients)
-    E<m>  validation micro-batch m      U, K  update or skip, once the owner has decided
+    F<m>  forward of micro-batch m      B<m>  its backward       S  share gradients with their homes
+    E<m>  validation micro-batch m      U, K  update or skip, once the owner has decided      R  report (sums of shared ones)
 
-Forward and backward tasks run in micro-batch order, a ready backward before the next forward, at most `in_flight` micro-batches
-between the two; so no plan can deadlock, memory is bounded, and sums have one order (design: order of tasks). Values may arrive
-early and in any order; duplicates are dropped; more than an edge's credits allow is a broken protocol.
+Forward and backward tasks run in the order of this replica's micro-batches, a ready backward before the next forward (1f1b) or
+after the last one (gpipe), at most `in_flight` micro-batches between the two; so no plan can deadlock, memory is bounded, and
+sums have one order (design: order of tasks). What is shared leaves before the report, which waits for what others share: so
+homes may lie anywhere. Values may arrive early and in any order; duplicates are dropped; more than an edge's credits allow is
+a broken protocol.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from fusion_p2p.errors import WireError
-from fusion_p2p.job.topology import SliceEdges
+from fusion_p2p.job.topology import ReplicaEdges
+from fusion_p2p.plan.plan import Schedule
 from fusion_p2p.wire.frames import Direction, Edge, Moment
 
 
 class TaskKind(Enum):
     FORWARD = "F"
     BACKWARD = "B"
+    SHARE = "S"
     EVALUATE = "E"
     REPORT = "R"
     UPDATE = "U"
@@ -29,7 +33,7 @@ class TaskKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One piece of work of a slice; prints as `F3` or `U`."""
+    """One piece of work of a replica; prints as `F3` or `U`."""
 
     kind: TaskKind
     moment: Moment
@@ -49,15 +53,17 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Where a slice is. `step` is the one it works on; counters are of tasks begun in it."""
+    """Where a replica is. `step` is the one it works on, with `micro_batches` of its own; counters are of tasks begun in it."""
 
-    edges: SliceEdges
+    edges: ReplicaEdges
     micro_batches: int
     in_flight: int
     step: int
+    schedule: Schedule = "1f1b"
     forwards: int = 0
     backwards: int = 0
     evaluations: int = 0
+    shared: bool = False
     reported: bool = False
     fate: Fate = Fate.OPEN
     running: Task | None = None
@@ -83,7 +89,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The compute thread could take a task of this slice."""
+    """The compute thread could take a task of this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def step(flow: Flow, event: Event) -> tuple[Flow, tuple[Action, ...]]:
 
 
 def next_task(flow: Flow) -> Task | None:
-    """The task this slice would run now, if any."""
+    """The task this replica would run now, if any."""
     if flow.running is not None:
         return None
     for kind, micro_batch in _candidates(flow):
@@ -150,14 +156,16 @@ def next_task(flow: Flow) -> Task | None:
 
 
 def needs(flow: Flow, task: Task) -> tuple[tuple[Edge, Moment], ...]:
-    """What a task takes out of the mailbox, in the order of the slice's edges."""
+    """What a task takes out of the mailbox, in the order of the replica's edges."""
     match task.kind:
         case TaskKind.FORWARD:
-            wanted = flow.edges.arrivals(Direction.FORWARD)
+            wanted = flow.edges.arrivals(Direction.FORWARD, task.moment.micro_batch)
         case TaskKind.BACKWARD:
-            wanted = flow.edges.arrivals(Direction.BACKWARD)
+            wanted = flow.edges.arrivals(Direction.BACKWARD, task.moment.micro_batch)
         case TaskKind.EVALUATE:
-            wanted = flow.edges.arrivals(Direction.EVALUATE)
+            wanted = flow.edges.arrivals(Direction.EVALUATE, task.moment.micro_batch)
+        case TaskKind.SHARE:
+            wanted = ()
         case TaskKind.REPORT:
             wanted = flow.edges.gradients_in
         case TaskKind.UPDATE | TaskKind.SKIP:
@@ -166,19 +174,27 @@ def needs(flow: Flow, task: Task) -> tuple[tuple[Edge, Moment], ...]:
 
 
 def _candidates(flow: Flow) -> list[tuple[TaskKind, int]]:
-    found: list[tuple[TaskKind, int]] = []
-    if flow.backwards < flow.forwards:
-        found.append((TaskKind.BACKWARD, flow.backwards))
+    """The next task of each kind whose turn it is, the most urgent first."""
+    turns, found = flow.edges.own_turns, list[tuple[TaskKind, int]]()
+    all_forward = flow.forwards == flow.micro_batches
+    if flow.backwards < flow.forwards and (all_forward or flow.schedule != "gpipe"):
+        found.append((TaskKind.BACKWARD, turns.nth(flow.backwards)))
     if flow.backwards == flow.micro_batches:
-        if not flow.reported:
-            found.append((TaskKind.REPORT, 0))
-        elif flow.fate is not Fate.OPEN:
-            found.append((TaskKind.UPDATE if flow.fate is Fate.COMMIT else TaskKind.SKIP, 0))
-    if flow.forwards < flow.micro_batches and flow.forwards - flow.backwards < flow.in_flight:
-        found.append((TaskKind.FORWARD, flow.forwards))
+        found += [(kind, 0) for kind in _endings(flow)]
+    if not all_forward and flow.forwards - flow.backwards < flow.in_flight:
+        found.append((TaskKind.FORWARD, turns.nth(flow.forwards)))
     if flow.forwards == 0:
-        found.append((TaskKind.EVALUATE, flow.evaluations))
+        found.append((TaskKind.EVALUATE, turns.nth(flow.evaluations)))
     return found
+
+
+def _endings(flow: Flow) -> list[TaskKind]:
+    """What follows a step's last backward."""
+    if flow.edges.gradients_out and not flow.shared:
+        return [TaskKind.SHARE]
+    if not flow.reported:
+        return [TaskKind.REPORT]
+    return [] if flow.fate is Fate.OPEN else [TaskKind.UPDATE if flow.fate is Fate.COMMIT else TaskKind.SKIP]
 
 
 def _arrived(flow: Flow, event: Arrived) -> tuple[Flow, tuple[Action, ...]]:
@@ -196,6 +212,8 @@ def refuse_without_credit(flow: Flow, event: Arrived) -> None:
     key = (event.edge, event.moment)
     if key in flow.arrived or was_taken(flow, event.edge, event.moment):
         return
+    if not flow.edges.carries(event.edge, event.moment.micro_batch):
+        raise WireError(f"micro-batch {event.moment.micro_batch} is not for replica {flow.edges.replica}")
     waiting = sum(edge == event.edge for edge, _ in flow.arrived)
     if waiting >= event.credits or event.moment.step > flow.step + 1:
         raise WireError(f"value {event.edge.value} of step {event.moment.step} came without credit (at step {flow.step})")
@@ -205,13 +223,14 @@ def was_taken(flow: Flow, edge: Edge, moment: Moment) -> bool:
     """Whether a task has already taken this value."""
     if moment.step != flow.step:
         return moment.step < flow.step
+    turn = flow.edges.own_turns.before(moment.micro_batch)
     match edge.direction:
         case Direction.FORWARD:
-            return moment.micro_batch < flow.forwards
+            return turn < flow.forwards
         case Direction.BACKWARD:
-            return moment.micro_batch < flow.backwards
+            return turn < flow.backwards
         case Direction.EVALUATE:
-            return moment.micro_batch < flow.evaluations
+            return turn < flow.evaluations
         case Direction.TIED:
             ends = (flow.running.kind if flow.running else None) in (TaskKind.UPDATE, TaskKind.SKIP)
             return flow.reported if edge in flow.edges.gradients_in else ends
@@ -221,7 +240,7 @@ def _decided(flow: Flow, event: Decided) -> tuple[Flow, tuple[Action, ...]]:
     if event.step < flow.step:
         return flow, (AnswerApplied(event.step),)
     if event.step > flow.step or not flow.reported:
-        raise WireError(f"step {event.step} was decided before this slice reported it (at step {flow.step})")
+        raise WireError(f"step {event.step} was decided before this replica reported it (at step {flow.step})")
     return replace(flow, fate=event.fate), ()
 
 
@@ -238,6 +257,8 @@ def _idle(flow: Flow) -> tuple[Flow, tuple[Action, ...]]:
             begun = replace(begun, backwards=flow.backwards + 1)
         case TaskKind.EVALUATE:
             begun = replace(begun, evaluations=flow.evaluations + 1)
+        case TaskKind.SHARE:
+            begun = replace(begun, shared=True)
         case TaskKind.REPORT:
             begun = replace(begun, reported=True)
         case TaskKind.UPDATE | TaskKind.SKIP:
@@ -247,5 +268,5 @@ def _idle(flow: Flow) -> tuple[Flow, tuple[Action, ...]]:
 
 def _finished(flow: Flow) -> Flow:
     if flow.running is not None and flow.running.kind in (TaskKind.UPDATE, TaskKind.SKIP):
-        return Flow(flow.edges, flow.micro_batches, flow.in_flight, flow.step + 1, arrived=flow.arrived)
+        return Flow(flow.edges, flow.micro_batches, flow.in_flight, flow.step + 1, flow.schedule, arrived=flow.arrived)
     return replace(flow, running=None)

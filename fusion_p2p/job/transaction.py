@@ -1,14 +1,15 @@
-"""A step is a transaction: the owner collects a report from every slice, decides once, waits until all applied it; pure.
+"""A step is a transaction: the owner collects a report from every replica, decides once, waits until all applied it; pure.
 
-The gradient norm is taken over all slices, parameters in graph order, tied ones once (their home reports them). A step with a
+The gradient norm is taken over all slices, parameters in graph order, shared ones once (their home reports them). A step with a
 loss or gradient that is not finite is skipped; `MAX_SKIPS` in a row stop the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 
 from fusion_p2p.errors import WireError
@@ -22,17 +23,16 @@ LARGEST_SQUARE = 1e280
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the owner knows of a plan: per slice the parameters it answers for, which slice computes the loss, and limits."""
+    """What the owner knows of a plan, per replica: the parameters it answers for and the micro-batches whose losses it has."""
 
     answers: tuple[tuple[int, ...], ...]
-    loss_slice: int
-    micro_batches: int
+    losses: tuple[tuple[int, ...], ...]
     max_norm: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One slice's part: sums of squares of `Terms.answers`, and from the loss slice the loss of every micro-batch."""
+    """One replica's part: sums of squares of its `Terms.answers`, and the losses of its `Terms.losses`."""
 
     squares: tuple[float, ...]
     losses: tuple[float, ...]
@@ -40,7 +40,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The open step, or the decided one that not every slice has applied yet."""
+    """The open step, or the decided one that not every replica has applied yet."""
 
     terms: Terms
     step: int
@@ -49,19 +49,19 @@ class Transaction:
     applied: frozenset[int] = frozenset()
     skips: int = 0
     early: Mapping[int, Report] = field(default_factory=lambda: MappingProxyType({}))
-    """Reports of the next step: a slice may be there before the owner knows that all have applied this one."""
+    """Reports of the next step: a replica may be there before the owner knows that all have applied this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    slice: int
+    replica: int
     step: int
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    slice: int
+    replica: int
     step: int
 
 
@@ -70,7 +70,7 @@ Event = Reported | Applied
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Write this into the ledger, then tell every slice. `loss`: mean of micro-batches; `norm`: of all gradients."""
+    """Write this into the ledger, then tell every replica. `loss`: mean of micro-batches; `norm`: of all gradients."""
 
     step: int
     fate: Fate
@@ -81,7 +81,7 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every slice has applied the step."""
+    """Every replica has applied the step."""
 
     step: int
 
@@ -112,11 +112,10 @@ def _reported(state: Transaction, index: int, report: Report) -> tuple[Transacti
     terms = state.terms
     if index in state.reports or state.fate is not Fate.OPEN:
         return state, ()
-    losses = terms.micro_batches if index == terms.loss_slice else 0
-    if len(report.squares) != len(terms.answers[index]) or len(report.losses) != losses:
-        raise WireError(f"slice {index} reported {len(report.squares)} gradients and {len(report.losses)} losses")
+    if len(report.squares) != len(terms.answers[index]) or len(report.losses) != len(terms.losses[index]):
+        raise WireError(f"replica {index} reported {len(report.squares)} gradients and {len(report.losses)} losses")
     if any(square < 0 for square in report.squares):
-        raise WireError(f"slice {index} reported a negative sum of squares")
+        raise WireError(f"replica {index} reported a negative sum of squares")
     state = replace(state, reports={**state.reports, index: report})
     if len(state.reports) < len(terms.answers):
         return state, ()
@@ -126,7 +125,7 @@ def _reported(state: Transaction, index: int, report: Report) -> tuple[Transacti
 def _decide(state: Transaction) -> tuple[Transaction, tuple[Action, ...]]:
     terms = state.terms
     squares = squares_in_graph_order(state)
-    losses = state.reports[terms.loss_slice].losses
+    losses = _in_order(terms.losses, {index: report.losses for index, report in state.reports.items()})
     norm = gradient_norm(squares) if all(square < LARGEST_SQUARE for square in squares) else math.inf
     loss = sum(losses) / len(losses)
     finite = math.isfinite(loss) and math.isfinite(norm)
@@ -140,17 +139,18 @@ def _decide(state: Transaction) -> tuple[Transaction, tuple[Action, ...]]:
 
 def squares_in_graph_order(state: Transaction) -> list[float]:
     """The sums of squares of all trainable parameters, each once, ordered by their number in the graph."""
-    pairs = [
-        (parameter, square)
-        for index, report in state.reports.items()
-        for parameter, square in zip(state.terms.answers[index], report.squares, strict=True)
-    ]
-    return [square for _, square in sorted(pairs)]
+    return _in_order(state.terms.answers, {index: report.squares for index, report in state.reports.items()})
+
+
+def _in_order(numbers: Sequence[Sequence[int]], reported: Mapping[int, Sequence[float]]) -> list[float]:
+    """What replicas reported, ordered by the numbers of what it belongs to."""
+    pairs = [pair for index, values in reported.items() for pair in zip(numbers[index], values, strict=True)]
+    return [value for _, value in sorted(pairs, key=itemgetter(0))]
 
 
 def _applied(state: Transaction, index: int) -> tuple[Transaction, tuple[Action, ...]]:
     if state.fate is Fate.OPEN:
-        raise WireError(f"slice {index} applied step {state.step} before it was decided")
+        raise WireError(f"replica {index} applied step {state.step} before it was decided")
     applied = state.applied | {index}
     if len(applied) < len(state.terms.answers):
         return replace(state, applied=applied), ()

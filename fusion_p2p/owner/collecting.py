@@ -28,7 +28,7 @@ REOPEN_PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Which tensors are fetched from whom; a tied parameter once."""
+    """Which tensors are fetched from whom: from the first member of each slice; a tied parameter once."""
 
     job: JobId
     incarnation: int

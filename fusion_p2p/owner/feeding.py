@@ -1,4 +1,4 @@
-"""Feeding: the owner sends every graph input to the slices that read it, under their credits, as any sender does."""
+"""Feeding: the owner sends every graph input to the replicas that read it, under their credits, as any sender does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fusion_p2p.compress.dense import to_bytes, type_of
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.ids import PeerId
-from fusion_p2p.job.topology import TRIGGER, SliceEdges, as_evaluation, edge_credits
+from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, as_evaluation, edge_credits
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.values import NOTHING, Payload, ValueSender
 from fusion_p2p.owner.data import DataSet
@@ -19,7 +19,7 @@ from fusion_p2p.wire.frames import OWNER, Edge, Moment, RunId
 
 
 class Feeder:
-    """Offers the micro-batches of a step, or of a validation, to the slices."""
+    """Offers the micro-batches of a step, or of a validation, to the replicas that execute them."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class Feeder:
         run: RunId,
         graph: Graph,
         plan: Plan,
-        edges: Sequence[SliceEdges],
+        edges: Sequence[ReplicaEdges],
         *,
         data: DataSet,
         lost: Callable[[PeerId, str], None],
     ) -> None:
         self._graph, self._data, self._micro_batches = graph, data, plan.micro_batches
-        self._feeds = [edge for part in edges for edge in part.feeds]
+        self._feeds = [(part, edge) for part in edges for edge in part.feeds]
         credits = {edge: allowed for edge, allowed in edge_credits(plan, edges).items() if edge.source == OWNER}
-        peer_of = {index: part.peer for index, part in enumerate(plan.slices)}
+        peer_of = {number: replica.peer for number, replica in enumerate(plan.replicas)}
         self._sender = ValueSender(transport, run, credits, peer_of, local=_nothing_is_local, lost=lost)
 
     async def run(self) -> None:
@@ -57,8 +57,9 @@ class Feeder:
         payloads = {
             value: as_payload(name, tensors[name], self._graph.types[value]) for value, name in enumerate(self._graph.inputs)
         }
-        for edge in self._feeds:
-            self._sender.offer(direction(edge), moment, NOTHING if edge.value == TRIGGER else payloads[edge.value])
+        for part, edge in self._feeds:
+            if part.carries(edge, moment.micro_batch):
+                self._sender.offer(direction(edge), moment, NOTHING if edge.value == TRIGGER else payloads[edge.value])
 
 
 def as_payload(name: str, tensor: Tensor, declared: TensorType) -> Payload:

@@ -16,7 +16,7 @@ from fusion_p2p.graph.slices import Cut, cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import epochs
-from fusion_p2p.job.topology import SliceEdges, slice_edges
+from fusion_p2p.job.topology import ReplicaEdges, replica_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
@@ -68,7 +68,7 @@ class _Draft:
     """A proposal, checked and cut."""
 
     parts: Cut
-    edges: tuple[SliceEdges, ...]
+    edges: tuple[ReplicaEdges, ...]
     explanation: tuple[str, ...]
 
 
@@ -137,7 +137,7 @@ class OwnedRun:
         self._folder.write_plan(enlisted.plan, draft.explanation)
         for line in draft.explanation:
             self._report.say(line)
-        peers = frozenset(part.peer for part in enlisted.plan.slices)
+        peers = enlisted.plan.peers
         self._holders = peers
         await self._meet(enlisted.contacts)
         async with self._linked(sorted(peers)) as links:
@@ -163,7 +163,7 @@ class OwnedRun:
         parts = cut(graph, plan.slice_of)
         check_plan(plan, graph, parts)
         explanation = explain(plan, graph, parts, workload(graph), self._job.settings.optimiser)
-        return _Draft(parts, slice_edges(graph, parts), tuple(explanation))
+        return _Draft(parts, replica_edges(graph, parts, plan), tuple(explanation))
 
     async def _meet(self, contacts: Sequence[Contact]) -> None:
         """Learn the way to the peers. One that cannot be dialled shows when its control stream is opened."""

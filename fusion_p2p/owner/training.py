@@ -24,7 +24,7 @@ from fusion_p2p.job import transaction as transactions
 from fusion_p2p.job.flow import Fate
 from fusion_p2p.job.learning_rate import RateSettings, rate
 from fusion_p2p.job.progress import PeerLoad, RunReport, RunSnapshot
-from fusion_p2p.job.topology import SliceEdges
+from fusion_p2p.job.topology import ReplicaEdges
 from fusion_p2p.job.transaction import Terms, Transaction
 from fusion_p2p.net.base import Transport
 from fusion_p2p.owner import ledger as entries
@@ -75,13 +75,21 @@ class Stage:
     graph: Graph
     plan: Plan
     parts: Cut
-    edges: tuple[SliceEdges, ...]
+    edges: tuple[ReplicaEdges, ...]
     settings: TrainingSettings
     state_step: int
 
     @property
     def loss_slice(self) -> int:
         return next(part.index for part in self.parts.slices if part.outputs)
+
+    @property
+    def losses(self) -> tuple[tuple[int, ...], ...]:
+        """For each replica the micro-batches whose losses it computes."""
+        every = range(self.plan.micro_batches)
+        return tuple(
+            tuple(m for m in every if m in part.own_turns) if part.slice == self.loss_slice else () for part in self.edges
+        )
 
     def describe(self, peer: PeerId) -> str:
         """A peer by its id and slices, for sentences."""
@@ -97,8 +105,8 @@ class Training:
         self._data, self._folder, self._report, self._clock = context.data, context.folder, context.report, context.clock
         config, data, clock = context.config, context.data, context.clock
         self._rates = RateSettings(config.learning_rate, config.schedule, config.warmup, config.steps)
-        answers = tuple(part.answers for part in stage.edges)
-        terms = Terms(answers, stage.loss_slice, stage.plan.micro_batches, config.clip)
+        self._replicas = stage.plan.replicas
+        terms = Terms(tuple(part.answers for part in stage.edges), stage.losses, config.clip)
         self._transaction = Transaction(terms, stage.state_step + 1)
         self._feeder = Feeder(transport, stage.run, stage.graph, stage.plan, stage.edges, data=data, lost=self._lane_lost)
         self._what = collection(
@@ -166,7 +174,7 @@ class Training:
         return decision
 
     def _publish(self, decision: transactions.Decide) -> None:
-        """Write the fate of a step down, then tell every slice's peer."""
+        """Write the fate of a step down, then tell every peer."""
         epoch, step = self._stage.run.epoch, decision.step
         message: Commit | Skip
         if decision.fate is Fate.COMMIT:
@@ -183,7 +191,8 @@ class Training:
     def _notes(self, step: int) -> str:
         for index, report in sorted(self._reports[step].items()):
             if report.note:
-                return f" (slice {index}, {self._stage.plan.slices[index].peer}: {report.note})"
+                replica = self._replicas[index]
+                return f" (slice {replica.slice}, {replica.peer}: {report.note})"
         return ""
 
     async def _collected(self) -> None:
@@ -257,19 +266,19 @@ class Training:
 
     def _take(self, peer: PeerId, message: Message) -> None:
         match message:
-            case StepReport() as report if self._holds(peer, report.slice, report.epoch):
+            case StepReport() as report if self._holds(peer, report.replica, report.epoch):
                 if report.step in (self._transaction.step, self._transaction.step + 1):
-                    self._reports[report.step][report.slice] = report
+                    self._reports[report.step][report.replica] = report
                 told = transactions.Report(report.squares, report.losses)
-                self._step(transactions.Reported(report.slice, report.step, told))
-            case Applied(slice=index, step=step, epoch=epoch) if self._holds(peer, index, epoch):
+                self._step(transactions.Reported(report.replica, report.step, told))
+            case Applied(replica=index, step=step, epoch=epoch) if self._holds(peer, index, epoch):
                 self._step(transactions.Applied(index, step))
-            case EvalReport() as report if self._holds(peer, self._stage.loss_slice, report.epoch):
+            case EvalReport() as report if self._validates_for(peer, report):
                 if report.step == self._validating:
                     self._validation[report.micro_batch] = report.loss
             case Failed(epoch=epoch) | Lost(epoch=epoch) if epoch != self._stage.run.epoch:
                 pass  # said again by a peer that was frozen while that epoch ended
-            case Failed(slice=index, reason=reason):
+            case Failed(reason=reason):
                 raise RunStopped(f"{self._stage.describe(peer)} failed: {reason}")
             case Lost(peer=other, reason=reason):
                 raise RunStopped(f"{self._stage.describe(PeerId(other))} was lost to {peer}: {reason}")
@@ -281,11 +290,17 @@ class Training:
                 raise WireError(f"unexpected {other.kind}")
 
     def _holds(self, peer: PeerId, index: int, epoch: int) -> bool:
-        """Whether a peer may speak for a slice in this epoch. WireError when it holds no such slice."""
-        slices = self._stage.plan.slices
-        if index >= len(slices) or slices[index].peer != peer:
-            raise WireError(f"spoke for slice {index}, which it does not hold")
+        """Whether a peer may speak for a replica in this epoch. WireError when it is not its."""
+        if index >= len(self._replicas) or self._replicas[index].peer != peer:
+            raise WireError(f"spoke for replica {index}, which it does not hold")
         return epoch == self._stage.run.epoch
+
+    def _validates_for(self, peer: PeerId, report: EvalReport) -> bool:
+        """Whether the loss comes from who executes that micro-batch, in this epoch. WireError when not."""
+        for index, replica in enumerate(self._replicas):
+            if replica.slice == self._stage.loss_slice and report.micro_batch in replica.turns:
+                return self._holds(peer, index, report.epoch)
+        raise WireError(f"spoke of micro-batch {report.micro_batch}, which is nobody's")
 
     def _step(self, event: transactions.Event) -> None:
         self._transaction, actions = transactions.step(self._transaction, event)
@@ -302,7 +317,7 @@ class Training:
         self._links.inbox.put_nowait(Gone(peer, f"feeding it failed: {reason}"))
 
     def _peers(self) -> list[PeerId]:
-        return sorted({part.peer for part in self._stage.plan.slices})
+        return sorted(self._stage.plan.peers)
 
     def _show(self, decision: transactions.Decide, step_s: float) -> None:
         committed = decision.fate is Fate.COMMIT
@@ -325,11 +340,11 @@ class Training:
     def _loads(self, step: int, step_s: float) -> tuple[PeerLoad, ...]:
         by_peer: dict[PeerId, list[StepReport]] = defaultdict(list)
         for index, report in sorted(self._reports.pop(step, {}).items()):
-            by_peer[self._stage.plan.slices[index].peer].append(report)
+            by_peer[self._replicas[index].peer].append(report)
         return tuple(
             PeerLoad(
                 peer,
-                tuple(report.slice for report in reports),
+                tuple(self._replicas[report.replica].slice for report in reports),
                 min(1.0, sum(report.busy_s for report in reports) / step_s) if step_s > 0 else 0.0,
                 sum(report.bytes_sent for report in reports),
                 sum(report.bytes_received for report in reports),

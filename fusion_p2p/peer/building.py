@@ -26,16 +26,16 @@ from fusion_p2p.graph.schema import MAX_GRAPH_BYTES, Graph
 from fusion_p2p.graph.slices import Cut, cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import Digest, JobId, PeerId
-from fusion_p2p.job.topology import SliceEdges, slice_edges
+from fusion_p2p.job.topology import ReplicaEdges, as_evaluation, replica_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobReader
 from fusion_p2p.peer.epoch_work import BuiltEpoch
 from fusion_p2p.peer.tasks import SliceTasks
 from fusion_p2p.plan.encoding import check_plan, decode_plan
-from fusion_p2p.plan.memory import Holding, gib, num_moments, slice_bytes
+from fusion_p2p.plan.memory import gib, holding_of, num_moments, slice_bytes
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.blob_messages import FetchTensor
-from fusion_p2p.wire.frames import Direction, Edge, RunId
+from fusion_p2p.wire.frames import Edge, RunId
 from fusion_p2p.wire.job_messages import Contact, Content, Prepare
 
 log = logging.getLogger(__name__)
@@ -71,9 +71,9 @@ async def build_epoch(
         encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
         site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
         tasks = {}
-        for index in site.plan.slices_of(transport.peer_id):
-            tensors = await _fetch_tensors(site, index, reader, prepare, progressed)
-            tasks[index] = await bench.run(_allocate, site, index, bench.device, prepare, tensors)
+        for number in site.plan.replicas_of(transport.peer_id):
+            tensors = await _fetch_tensors(site, site.edges[number].slice, reader, prepare, progressed)
+            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, tensors)
             progressed()
     await _meet(transport, prepare.contacts)
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
@@ -85,7 +85,7 @@ class _Site:
     graph: Graph
     parts: Cut
     plan: Plan
-    edges: tuple[SliceEdges, ...]
+    edges: tuple[ReplicaEdges, ...]
 
 
 def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: Prepare, offered_bytes: int) -> _Site:
@@ -100,7 +100,7 @@ def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: 
     if not mine:
         raise SliceFailed("the plan gives this peer nothing to do")
     _refuse_what_does_not_fit(graph, parts, plan, mine, prepare, offered_bytes)
-    return _Site(graph, parts, plan, slice_edges(graph, parts))
+    return _Site(graph, parts, plan, replica_edges(graph, parts, plan))
 
 
 async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
@@ -115,16 +115,15 @@ def _refuse_what_does_not_fit(
     saved = [node.saved_bytes for node in workload(graph)]
     needed = 0
     for index in mine:
-        part = plan.slices[index]
-        credits = max((edge.credits for edge in plan.edges), default=1)
-        holding = Holding(part.in_flight, credits, num_moments(prepare.settings.optimiser), part.recompute)
+        holding = holding_of(plan, index, num_moments(prepare.settings.optimiser))
         needed += slice_bytes(graph, parts.slices[index], saved, holding)
     if needed > offered_bytes:
         raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
 
 
-def _allocate(site: _Site, index: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceTasks:
-    graph, part, planned = site.graph, site.parts.slices[index], site.plan.slices[index]
+def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceTasks:
+    graph, edges = site.graph, site.edges[number]
+    part, planned = site.parts.slices[edges.slice], site.plan.slices[edges.slice]
     if prepare.state_step:
         state = SliceState.restore(graph, part, prepare.settings, device, prepare.state_step, tensors)
     else:
@@ -138,19 +137,20 @@ def _allocate(site: _Site, index: int, device: torch.device, prepare: Prepare, t
         device=device,
         micro_batches=site.plan.micro_batches,
         recompute=planned.recompute,
+        turns=edges.own_turns,
     )
-    return SliceTasks(graph, site.edges[index], executor, device, _codecs(site.plan, index))
+    return SliceTasks(graph, edges, executor, device, _codecs(site, edges))
 
 
-def _codecs(plan: Plan, index: int) -> dict[Edge, str]:
-    """The codec of every edge that leaves a slice: a gradient takes that of its value."""
+def _codecs(site: _Site, edges: ReplicaEdges) -> dict[Edge, str]:
+    """The codec of every edge that leaves a replica: a gradient takes that of its value."""
+    planned = {(edge.value, edge.source, edge.target): edge.codec for edge in site.plan.edges}
     chosen: dict[Edge, str] = {}
-    for edge in plan.edges:
-        if edge.source == index:
-            chosen[Edge(edge.value, edge.source, edge.target, Direction.FORWARD)] = edge.codec
-            chosen[Edge(edge.value, edge.source, edge.target, Direction.EVALUATE)] = edge.codec
-        elif edge.target == index:
-            chosen[Edge(edge.value, edge.target, edge.source, Direction.BACKWARD)] = edge.codec
+    for edge in edges.forward_out:
+        codec = planned[edge.value, edges.slice, site.edges[edge.target].slice]
+        chosen |= {edge: codec, as_evaluation(edge): codec}
+    for edge in edges.backward_out:
+        chosen[edge] = planned[edge.value, site.edges[edge.target].slice, edges.slice]
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""The slices that one epoch gives to this peer, at work: mailboxes, the compute loop, and what the owner is told.
+"""The replicas of slices that one epoch gives to this peer, at work: mailboxes, the compute loop, and what the owner is told.
 
 The event loop only moves payloads; `job.flow` decides what runs next, `peer.tasks` runs it on the compute thread.
 """
@@ -19,7 +19,7 @@ from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import flow as flows
 from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
-from fusion_p2p.job.topology import TRIGGER, SliceEdges, edge_credits
+from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, edge_credits
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.values import Payload, ValueReceiver, ValueSender
 from fusion_p2p.peer.tasks import Outcome, SliceTasks
@@ -33,30 +33,53 @@ log = logging.getLogger(__name__)
 MAX_SNAPSHOTS = 1
 """The next step is not committed before the owner has collected the last snapshot, so one is enough."""
 _TRIGGER_TYPE = TensorType((), "bool", False)
-_URGENCY = [TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.SKIP, TaskKind.REPORT, TaskKind.FORWARD, TaskKind.EVALUATE]
+_URGENCY = [
+    TaskKind.BACKWARD,
+    TaskKind.UPDATE,
+    TaskKind.SKIP,
+    TaskKind.SHARE,
+    TaskKind.REPORT,
+    TaskKind.FORWARD,
+    TaskKind.EVALUATE,
+]
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEpoch:
-    """An epoch that was checked and allocated: everything `EpochWork` runs on. `tasks` are ours, by slice."""
+    """An epoch that was checked and allocated: everything `EpochWork` runs on. `edges` are of all replicas, `tasks` of ours."""
 
     run: RunId
     owner: PeerId
     graph: Graph
     plan: Plan
-    edges: tuple[SliceEdges, ...]
+    edges: tuple[ReplicaEdges, ...]
     tasks: dict[int, SliceTasks]
     state_step: int
 
     @property
     def peer_of(self) -> dict[int, PeerId]:
-        """Who executes each slice; the owner is a slice number of its own."""
-        return {OWNER: self.owner} | {index: part.peer for index, part in enumerate(self.plan.slices)}
+        """Who executes each replica; the owner is a replica number of its own."""
+        return {OWNER: self.owner} | {number: replica.peer for number, replica in enumerate(self.plan.replicas)}
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """The slices that are executed here."""
+        return tuple(self.edges[number].slice for number in self.tasks)
+
+    def flow(self, number: int) -> Flow:
+        """A replica of ours before its first step."""
+        edges, plan = self.edges[number], self.plan
+        own = edges.own_turns.before(plan.micro_batches)
+        return Flow(edges, own, plan.slices[edges.slice].in_flight, self.state_step + 1, plan.schedule)
+
+    def keeps_snapshots(self, number: int) -> bool:
+        """All replicas of a slice hold the same state: the first one keeps it for the owner."""
+        return number == 0 or self.edges[number].slice != self.edges[number - 1].slice
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What a slice has done in the open step."""
+    """What a replica has done in the open step."""
 
     busy_s: float = 0.0
     losses: tuple[float, ...] = ()
@@ -83,10 +106,7 @@ class EpochWork:
         self._me = transport.peer_id
         self._credits = edge_credits(built.plan, built.edges)
         self._peer_of = built.peer_of
-        self._flows = {
-            index: Flow(built.edges[index], built.plan.micro_batches, built.plan.slices[index].in_flight, built.state_step + 1)
-            for index in built.tasks
-        }
+        self._flows = {number: built.flow(number) for number in built.tasks}
         self._mailbox: dict[tuple[Edge, Moment], Payload] = {}
         self._tallies = {index: _Tally() for index in built.tasks}
         self._decisions: dict[int, Commit | Skip] = {}
@@ -99,7 +119,7 @@ class EpochWork:
 
     @property
     def step(self) -> int:
-        """The last step that all slices here have applied."""
+        """The last step that all replicas here have applied."""
         return min(flow.step for flow in self._flows.values()) - 1
 
     async def run(self) -> None:
@@ -111,7 +131,7 @@ class EpochWork:
     def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
         """The declared type of the value that this peer sends now. WireError when it may not."""
         if edge.target not in self._flows or edge not in self._credits or self._peer_of[edge.source] != sender:
-            raise WireError(f"{sender} may not send value {edge.value} to slice {edge.target}")
+            raise WireError(f"{sender} may not send value {edge.value} to replica {edge.target}")
         if edge.direction is not Direction.EVALUATE and moment.micro_batch >= self._built.plan.micro_batches:
             raise WireError(f"micro-batch {moment.micro_batch} of {self._built.plan.micro_batches}")
         flows.refuse_without_credit(self._flows[edge.target], flows.Arrived(edge, moment, self._credits[edge]))
@@ -133,7 +153,7 @@ class EpochWork:
                     self._acknowledge(edge, moment)
 
     def decide(self, decision: Commit | Skip) -> None:
-        """Take the owner's decision about a step. WireError when a slice has not reported it."""
+        """Take the owner's decision about a step. WireError when a replica has not reported it."""
         self._decisions[decision.step] = decision
         fate = Fate.COMMIT if isinstance(decision, Commit) else Fate.SKIP
         for index, flow in self._flows.items():
@@ -162,13 +182,13 @@ class EpochWork:
         return min(ready, key=lambda pair: _URGENCY.index(pair[0].kind))[1] if ready else None
 
     async def _run_task(self, index: int) -> bool:
-        """Run the next task of a slice; False when the slice has failed."""
+        """Run the next task of a replica; False when it has failed."""
         self._flows[index], actions = flows.step(self._flows[index], flows.Idle())
         task, taken = next((action.task, action.taken) for action in actions if isinstance(action, flows.Run))
         payloads = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
         for edge, moment in taken:
             self._acknowledge(edge, moment)
-        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._decisions.get(task.moment.step))
+        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._decision(index, task.moment.step))
         try:
             outcome = await asyncio.wrap_future(work)
         except (SliceFailed, WireError) as error:
@@ -181,6 +201,13 @@ class EpochWork:
             self._sender.offer(edge, task.moment, payload)
         self._report(index, task, outcome)
         return True
+
+    def _decision(self, index: int, step: int) -> Commit | Skip | None:
+        """What the owner decided about a step, for a replica of ours."""
+        decision = self._decisions.get(step)
+        if decision is None or self._built.keeps_snapshots(index):
+            return decision
+        return decision.model_copy(update={"snapshot": False})
 
     def _report(self, index: int, task: Task, outcome: Outcome) -> None:
         match task.kind:
@@ -203,7 +230,7 @@ class EpochWork:
         return StepReport(
             epoch=self._built.run.epoch,
             step=task.moment.step,
-            slice=index,
+            replica=index,
             squares=outcome.squares,
             losses=tally.losses,
             note=tally.note,
@@ -220,7 +247,7 @@ class EpochWork:
                 del self._snapshots[step]
 
     def _say_applied(self, index: int, step: int) -> None:
-        self._tell(Applied(epoch=self._built.run.epoch, step=step, slice=index), None)
+        self._tell(Applied(epoch=self._built.run.epoch, step=step, replica=index), None)
         if all(flow.step > step for flow in self._flows.values()):
             self._decisions.pop(step, None)
 
@@ -235,8 +262,8 @@ class EpochWork:
         asyncio.get_running_loop().call_soon(self.deliver, edge, moment, payload)
 
     def _fail(self, index: int, reason: str) -> None:
-        log.warning("slice failed slice=%d reason=%s", index, reason)
-        self._tell(Failed(epoch=self._built.run.epoch, slice=index, reason=reason[:1000]), "failed")
+        log.warning("slice failed slice=%d replica=%d reason=%s", self._built.edges[index].slice, index, reason)
+        self._tell(Failed(epoch=self._built.run.epoch, replica=index, reason=reason[:1000]), "failed")
 
     def _lost(self, peer: PeerId, reason: str) -> None:
         log.warning("lost neighbour peer=%s reason=%s", peer, reason)

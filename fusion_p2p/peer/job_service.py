@@ -85,7 +85,7 @@ class JobService:
         engaged = self._engaged
         if engaged is None:
             return None
-        return Holding(job=engaged.claim.job, slices=tuple(engaged.built.tasks) if engaged.built is not None else ())
+        return Holding(job=engaged.claim.job, slices=engaged.built.slices if engaged.built is not None else ())
 
     def progress(self) -> int:
         """Tasks done and pieces of values received since the start of the process: alive without progress is suspect."""
@@ -111,7 +111,7 @@ class JobService:
         job = f"job {engaged.claim.job[:8]} of owner {engaged.claim.owner}"
         if engaged.built is None:
             return f"preparing for {job}"
-        slices = ", ".join(map(str, engaged.built.tasks))
+        slices = ", ".join(map(str, engaged.built.slices))
         return f"training: slice {slices} of {len(engaged.built.plan.slices)}, {job}"
 
     async def run(self) -> None:
@@ -288,7 +288,7 @@ class JobService:
             log.exception("job ended by an unexpected error")
             if engaged is not None and engaged is self._engaged:
                 reason = f"unexpected {type(error).__name__}: {error}"[:1000]
-                self._say(engaged.claim.owner, Failed(epoch=engaged.claim.epoch, slice=0, reason=reason))
+                self._say(engaged.claim.owner, Failed(epoch=engaged.claim.epoch, replica=0, reason=reason))
                 self._step(tenures.Ended(engaged.claim, reason))
 
 

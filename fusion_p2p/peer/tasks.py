@@ -1,10 +1,10 @@
-"""One slice's tasks on the compute thread: payloads in, payloads out. No network, no asyncio."""
+"""One replica's tasks on the compute thread: payloads in, payloads out. No network, no asyncio."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fusion_p2p.compress.codec import CODECS
 from fusion_p2p.errors import SliceFailed
-from fusion_p2p.execute.slice import SliceExecutor, first_non_finite, sum_in_order
+from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
 from fusion_p2p.execute.state import Snapshot
 from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.flow import Task, TaskKind
-from fusion_p2p.job.topology import TRIGGER, SliceEdges
+from fusion_p2p.job.topology import TRIGGER, ReplicaEdges
 from fusion_p2p.net.values import NOTHING, Payload
-from fusion_p2p.wire.frames import Edge
+from fusion_p2p.wire.frames import Direction, Edge
 from fusion_p2p.wire.job_messages import Commit, Skip
 
 
@@ -36,10 +36,10 @@ class Outcome:
 
 
 class SliceTasks:
-    """Runs the tasks of one slice. All calls belong on the compute thread."""
+    """Runs the tasks of one replica of a slice. All calls belong on the compute thread."""
 
     def __init__(
-        self, graph: Graph, edges: SliceEdges, executor: SliceExecutor, device: torch.device, codec_of: Mapping[Edge, str]
+        self, graph: Graph, edges: ReplicaEdges, executor: SliceExecutor, device: torch.device, codec_of: Mapping[Edge, str]
     ) -> None:
         """`codec_of` names the codec of edges that do not send their values dense."""
         self._graph, self._edges, self._executor, self._device, self._codec_of = graph, edges, executor, device, codec_of
@@ -51,7 +51,7 @@ class SliceTasks:
         try:
             outcome = self._perform(task, taken, decision)
         except OPERATOR_ERRORS as error:
-            where = f"slice {self._edges.index} at step {task.moment.step}, task {task}"
+            where = f"slice {self._edges.slice} at step {task.moment.step}, task {task}"
             raise SliceFailed(f"{where}: {type(error).__name__}: {error}") from None
         busy_s = time.perf_counter() - begun
         return Outcome(outcome.sends, outcome.loss, outcome.squares, outcome.snapshot, outcome.note, busy_s)
@@ -66,6 +66,8 @@ class SliceTasks:
                 return self._forward(task, taken)
             case TaskKind.BACKWARD:
                 return self._backward(task, taken)
+            case TaskKind.SHARE:
+                return Outcome(self._share(self._edges.gradients_out))
             case TaskKind.REPORT:
                 return self._report(taken)
             case TaskKind.UPDATE | TaskKind.SKIP:
@@ -82,33 +84,40 @@ class SliceTasks:
         training = task.kind is TaskKind.FORWARD
         run = self._executor.forward if training else self._executor.evaluate
         values = run(task.moment.step, task.moment.micro_batch, arrived)
-        edges = self._edges.forward_out if training else self._edges.evaluate_out
+        direction = Direction.FORWARD if training else Direction.EVALUATE
+        edges = self._edges.departures(direction, task.moment.micro_batch)
         sends = tuple((edge, self._encode(edge, values[edge.value])) for edge in edges)
         loss = float(values[self._loss]) if self._loss in values else None
         return Outcome(sends, loss, note=first_non_finite(self._graph, values) or "")
 
     def _backward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
         gradients: dict[int, list[Tensor | None]] = defaultdict(list)
-        for edge in self._edges.backward_in:
-            payload = taken[edge]
+        for edge, payload in taken.items():
             gradients[edge.value].append(None if payload.type is None else self._decode(edge, payload))
         received = self._executor.backward(task.moment.step, task.moment.micro_batch, gradients)
-        return Outcome(tuple((edge, self._encode(edge, received.get(edge.value))) for edge in self._edges.backward_out))
+        leaving = self._edges.departures(Direction.BACKWARD, task.moment.micro_batch)
+        return Outcome(tuple((edge, self._encode(edge, received.get(edge.value))) for edge in leaving))
 
     def _report(self, taken: Mapping[Edge, Payload]) -> Outcome:
-        """As the home of tied parameters sum the gradients in slice order; as another holder send ours; then the squares."""
-        others: dict[int, list[Tensor]] = defaultdict(list)
+        """As the home of shared parameters agree on them, in the order of replicas, and send that; then the squares."""
+        others: dict[int, dict[int, Tensor]] = defaultdict(dict)
         for edge in self._edges.gradients_in:
-            others[edge.value].append(self._decode(edge, taken[edge]))
-        for value, gradients in others.items():
-            self._executor.set_tied_gradient(value, sum_in_order([self._executor.tied_gradient(value), *gradients]))
-        leaving = self._edges.sums_out + self._edges.gradients_out
-        sends = tuple((edge, self._encode(edge, self._executor.tied_gradient(edge.value).clone())) for edge in leaving)
-        return Outcome(sends, squares=self._executor.squares(self._edges.answers))
+            others[edge.value][edge.source] = self._decode(edge, taken[edge])
+        for value, terms in others.items():
+            terms[self._edges.replica] = self._executor.shared(value)
+            holders = sorted(terms)
+            counts = [self._edges.turns_of(holder).before(self._executor.micro_batches) for holder in holders]
+            self._executor.set_shared(value, self._executor.combine(value, [terms[holder] for holder in holders], counts))
+        return Outcome(self._share(self._edges.sums_out), squares=self._executor.squares(self._edges.answers))
+
+    def _share(self, edges: Sequence[Edge]) -> tuple[tuple[Edge, Payload], ...]:
+        """Copies, once per parameter: an update must not change what is still being sent."""
+        copies = {edge.value: self._encode(edge, self._executor.shared(edge.value).clone()) for edge in edges}
+        return tuple((edge, copies[edge.value]) for edge in edges)
 
     def _take_sums(self, taken: Mapping[Edge, Payload]) -> None:
         for edge in self._edges.sums_in:
-            self._executor.set_tied_gradient(edge.value, self._decode(edge, taken[edge]))
+            self._executor.set_shared(edge.value, self._decode(edge, taken[edge]))
 
     def _decode(self, edge: Edge, payload: Payload) -> Tensor:
         return CODECS[payload.codec].decode(payload.data, self._graph.types[edge.value], self._device)

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
 from fusion_p2p.ids import Digest, PeerId
 
 Schedule = Literal["gpipe", "1f1b"]
 """gpipe: all forward passes of a step, then all backward passes. 1f1b: a ready backward before the next forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The micro-batches that one member of a slice executes: every m with `m % period` among `places`, which ascend."""
+
+    places: tuple[int, ...] = (0,)
+    period: int = 1
+
+    def __contains__(self, micro_batch: int) -> bool:
+        return self.places[self.before(micro_batch) % len(self.places)] == micro_batch % self.period
+
+    def nth(self, turn: int) -> int:
+        """The micro-batch after `turn` others of this member."""
+        rounds, index = divmod(turn, len(self.places))
+        return rounds * self.period + self.places[index]
+
+    def before(self, micro_batch: int) -> int:
+        """How many of this member's micro-batches are lower than `micro_batch`."""
+        rounds, rest = divmod(micro_batch, self.period)
+        return rounds * len(self.places) + bisect_left(self.places, rest)
+
+    def meets(self, other: Turns) -> bool:
+        """Whether any micro-batch, however late, is executed by both."""
+        common = gcd(self.period, other.period)
+        return not {place % common for place in self.places}.isdisjoint(place % common for place in other.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One copy of a slice at work. Replicas are numbered through a plan in (slice, member) order."""
+
+    slice: int
+    peer: PeerId
+    turns: Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +67,14 @@ class SlicePlan:
     def members(self) -> tuple[PeerId, ...]:
         """All peers that execute this slice."""
         return (self.peer, *self.replicas)
+
+    @property
+    def turns(self) -> tuple[Turns, ...]:
+        """What each member executes."""
+        places: list[list[int]] = [[] for _ in self.members]
+        for place, member in enumerate(self.deal):
+            places[member].append(place)
+        return tuple(Turns(tuple(own), len(self.deal)) for own in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +107,19 @@ class Plan:
     def peers(self) -> frozenset[PeerId]:
         """Everybody who executes something."""
         return frozenset(peer for part in self.slices for peer in part.members)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All copies of all slices, by replica number; in a plan without groups that is the slice's number."""
+        return tuple(
+            Replica(index, peer, turns)
+            for index, part in enumerate(self.slices)
+            for peer, turns in zip(part.members, part.turns, strict=True)
+        )
+
+    def replicas_of(self, peer: PeerId) -> tuple[int, ...]:
+        """The numbers of the replicas that a peer executes, in order."""
+        return tuple(number for number, replica in enumerate(self.replicas) if replica.peer == peer)
 
     def slices_of(self, peer: PeerId) -> tuple[int, ...]:
         """The slices that a peer executes, in order."""

@@ -12,8 +12,8 @@ come back on the same stream. All integers are little-endian:
            28  step       u32
            32  micro_batch u32
            36  value      u32
-           40  source     u16  slice that sends it (OWNER for feeds)
-           42  target     u16  slice that reads it (OWNER for what the owner asked for)
+           40  source     u16  replica that sends it (OWNER for feeds)
+           42  target     u16  replica that reads it (OWNER for what the owner asked for)
            44  direction  u8   FORWARD, BACKWARD, EVALUATE, TIED
            45  dtype      u8   index in DTYPES
            46  rank       u8
@@ -37,7 +37,7 @@ from fusion_p2p.ids import JobId
 MAGIC = b"FV"
 VERSION = 1
 OWNER = 0xFFFF
-"""Slice number of the owner: the source of feeds."""
+"""Replica number of the owner: the source of feeds."""
 MAX_CHUNK_BYTES = 256 << 10
 """A payload is written in pieces of at most this many bytes, each waiting for the stream to drain."""
 MAX_PAYLOAD_BYTES = 4 << 30
@@ -62,12 +62,12 @@ class Direction(IntEnum):
     BACKWARD = 1
     EVALUATE = 2
     TIED = 3
-    """The gradient of a tied parameter, summed over a step, between the slices that hold a copy."""
+    """The gradient of a shared parameter, summed over a step (or an updated buffer), between the replicas that hold a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way from one slice to another for one value; credits are counted per edge."""
+    """A way from one replica of a slice to one of another for one value; credits are counted per edge."""
 
     value: int
     source: int

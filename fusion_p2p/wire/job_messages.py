@@ -3,11 +3,11 @@
     owner -> peer   Prepare      take these slices of this plan for an epoch          -> Prepared | Refused
                     Start        run the epoch, from this step on                     -> Started
                     Abort        the epoch will not run; forget it
-                    Commit, Skip the fate of a step                                   -> Applied, per slice
+                    Commit, Skip the fate of a step                                   -> Applied, per replica
                     Stop         the run has ended; become standby                    -> (the stream closes)
-    peer -> owner   StepReport   a slice has done its backward passes of a step
+    peer -> owner   StepReport   a replica has done its backward passes of a step
                     EvalReport   the loss of one validation micro-batch
-                    Failed       a slice cannot go on
+                    Failed       a replica cannot go on
                     Lost         a neighbour in the plan went away
     both            Pulse        alive; once a second when nothing else was said
 
@@ -25,6 +25,8 @@ from fusion_p2p.wire.messages import Count, DigestText, JobName, Message, Messag
 JOB_PROTOCOL = "/fusion/job/1"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 SliceIndex = Annotated[int, Field(ge=0, lt=0xFFFF)]
+ReplicaIndex = Annotated[int, Field(ge=0, lt=0xFFFF)]
+"""The number of a replica in its plan; in a plan without stage replicas that of its slice."""
 Number = Annotated[float, Field()]
 """A float that may be infinite or NaN: what a report says of a step that went wrong."""
 
@@ -107,11 +109,11 @@ class StepReport(Message):
     kind: ClassVar[str] = "step_report"
     epoch: Count
     step: Count
-    slice: SliceIndex
+    replica: ReplicaIndex
     squares: Annotated[tuple[Number, ...], Field(max_length=6000)]
-    """Sum of squares of the gradient, float64, of each trainable parameter this slice answers for, in graph order."""
+    """Sum of squares of the gradient, float64, of each trainable parameter this replica answers for, in graph order."""
     losses: Annotated[tuple[Number, ...], Field(max_length=6000)]
-    """The loss of each micro-batch, from the slice that computes it; otherwise empty."""
+    """The losses of this replica's micro-batches, in their order, if it computes them; otherwise empty."""
     note: Text = ""
     """Which op first computed a value that is not finite, if one did."""
     busy_s: Seconds
@@ -141,7 +143,7 @@ class Applied(Message):
     kind: ClassVar[str] = "applied"
     epoch: Count
     step: Count
-    slice: SliceIndex
+    replica: ReplicaIndex
 
 
 class EvalReport(Message):
@@ -155,7 +157,7 @@ class EvalReport(Message):
 class Failed(Message):
     kind: ClassVar[str] = "failed"
     epoch: Count
-    slice: SliceIndex
+    replica: ReplicaIndex
     reason: Text
 
 

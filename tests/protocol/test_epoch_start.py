@@ -50,7 +50,7 @@ async def started(*said: Message) -> str | None:
 def ends(epoch: int) -> list[Message]:
     return [
         Lost(epoch=epoch, peer=PEER, reason="it is gone"),
-        Failed(epoch=epoch, slice=0, reason="it is gone"),
+        Failed(epoch=epoch, replica=0, reason="it is gone"),
         Refused(epoch=epoch, reason="it is gone"),
     ]
 

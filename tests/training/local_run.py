@@ -93,9 +93,9 @@ class LocalRun:
             holders = [self.slices[index] for index in self.cut.holders(value)]
             if len(holders) < 2 or not self.graph.parameter(value).trainable:
                 continue
-            total = sum(holder.tied_gradient(value) for holder in holders)
+            total = sum(holder.shared(value) for holder in holders)
             for holder in holders:
-                holder.set_tied_gradient(value, torch.as_tensor(total))
+                holder.set_shared(value, torch.as_tensor(total))
 
     def gradient_norm(self) -> float:
         """Over all slices, tied parameters counted once."""

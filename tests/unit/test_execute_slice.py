@@ -51,8 +51,8 @@ def test_chain_of_slices_gives_the_bits_of_autograd():
         assert torch.equal(sent[graph.outputs[0]], loss.detach())
         gradients = high.backward(1, micro_batch, {})
         assert low.backward(1, micro_batch, {value[0]: [gradients[value[0]]]}) == {}
-    assert torch.equal(low.tied_gradient(1), first.grad)
-    assert torch.equal(high.tied_gradient(2), second.grad)
+    assert torch.equal(low.shared(1), first.grad)
+    assert torch.equal(high.shared(2), second.grad)
     assert low.squares([1])[0] == pytest.approx(float(first.grad.double().square().sum()), rel=1e-12)
     for executor in (low, high):
         executor.update(1, 0.5, 0.1)
@@ -68,11 +68,11 @@ def test_gradients_of_several_consumers_are_summed_in_order():
     (value,) = low.forward(1, 0, {0: random(4, 3)})
     terms = [torch.full((4, 5), 1e8), torch.full((4, 5), -1e8), torch.full((4, 5), 1.0)]
     low.backward(1, 0, {value: [terms[0], None, terms[1], terms[2]]})
-    in_order = low.tied_gradient(1).clone()
+    in_order = low.shared(1).clone()
     low.abort_step()
     low.forward(1, 0, {0: random(4, 3)})
     low.backward(1, 0, {value: [terms[2]]})
-    assert torch.equal(low.tied_gradient(1), in_order)
+    assert torch.equal(low.shared(1), in_order)
 
 
 @pytest.mark.row(28)
@@ -83,7 +83,7 @@ def test_none_means_no_gradient_and_is_passed_on():
     (product,) = middle.forward(1, 0, dict([hidden]))
     assert middle.backward(1, 0, {product: [None]}) == {hidden[0]: None}
     low.backward(1, 0, {hidden[0]: [None]})
-    assert torch.equal(low.tied_gradient(1), torch.zeros(3, 5))
+    assert torch.equal(low.shared(1), torch.zeros(3, 5))
     before = low.state.parameters[1].detach().clone()
     low.update(1, 1.0, 0.1)
     assert torch.equal(low.state.parameters[1], before)
@@ -106,7 +106,7 @@ def test_integers_and_booleans_cross_without_gradient():
     assert set(gradients) == {scaled.value}
     low.backward(1, 0, {scaled.value: [gradients[scaled.value]]})
     expected = torch.where(sent[mask.value], 0.0, builder._tensors[0])
-    assert torch.equal(low.tied_gradient(1), expected)
+    assert torch.equal(low.shared(1), expected)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -125,7 +125,7 @@ def test_buffers_chain_over_micro_batches_and_wait_for_the_update(recompute: boo
     assert losses == [3.0, 9.0, 18.0]
     for micro_batch in range(3):
         executor.backward(1, micro_batch, {})
-    assert float(executor.tied_gradient(1)) == pytest.approx((3 + 9 + 18) / 3)
+    assert float(executor.shared(1)) == pytest.approx((3 + 9 + 18) / 3)
     assert float(executor.state.parameters[2]) == 0
     executor.skip(1)
     assert float(executor.state.parameters[2]) == 0

@@ -6,14 +6,14 @@ import pytest
 
 from fusion_p2p.errors import WireError
 from fusion_p2p.job import flow as flows
-from fusion_p2p.job.topology import SliceEdges
+from fusion_p2p.job.topology import ReplicaEdges
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment
 from tests.pipeline_simulation import PipelineSimulation, random_plan
 
 FEED = Edge(0, OWNER, 0, Direction.FORWARD)
 OUT = Edge(7, 0, 1, Direction.FORWARD)
 BACK = Edge(7, 1, 0, Direction.BACKWARD)
-FIRST = SliceEdges(0, (FEED,), (), (OUT,), (BACK,), (), (), (), (), (), answers=())
+FIRST = ReplicaEdges(0, 0, feeds=(FEED,), forward_out=(OUT,), backward_in=(BACK,))
 
 
 def drive(flow: flows.Flow, *events: flows.Event) -> tuple[flows.Flow, list[flows.Action]]:
@@ -35,6 +35,8 @@ def test_no_deadlock_in_five_thousand_random_plans() -> None:
     for seed in range(5000):
         rng = random.Random(seed)
         simulation = PipelineSimulation(random_plan(rng), rng)
+        if seed % 5 == 0:
+            simulation.validate(1, rng.randint(1, 9))
         simulation.run_step(1)
         if seed % 10 == 0:
             simulation.run_step(2)
@@ -47,11 +49,14 @@ def test_tasks_run_once_in_order_and_within_the_cap_even_when_streams_break() ->
         simulation = PipelineSimulation(plan, rng, resend=0.2)
         simulation.run_step(1)
         for index, log in enumerate(simulation.log):
-            forwards = [f"F{m}" for m in range(plan.micro_batches)]
+            forwards = [f"F{m}" for m in plan.micro_batches(index)]
             assert [task for task in log if task[0] == "F"] == forwards
             assert [task for task in log if task[0] == "B"] == [task.replace("F", "B") for task in forwards]
             assert log[-2:] == ["R", "U"]
-            assert simulation.most_in_flight[index] <= plan.in_flight[index]
+            assert ("S" in log) == bool(plan.edges[index].gradients_out)
+            assert simulation.most_in_flight[index] <= plan.in_flight(index)
+            if plan.plan.schedule == "gpipe":
+                assert log[: 2 * len(forwards)] == forwards + [task.replace("F", "B") for task in forwards]
         assert all(not sent for outbox in simulation.outboxes.values() for sent in outbox.sent.values())
 
 

@@ -10,7 +10,7 @@ from fusion_p2p.job import transaction as transactions
 from fusion_p2p.job.flow import Fate
 from fusion_p2p.job.transaction import Applied, Complete, Decide, Report, Reported, StopRun, Terms, Transaction
 
-TERMS = Terms(answers=((5, 7), (6,)), loss_slice=1, micro_batches=2, max_norm=1.0)
+TERMS = Terms(answers=((5, 7), (6,)), losses=((), (0, 1)), max_norm=1.0)
 FIRST = Reported(0, 1, Report((9.0, 4.0), ()))
 LAST = Reported(1, 1, Report((3.0,), (2.0, 4.0)))
 

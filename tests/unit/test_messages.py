@@ -68,7 +68,7 @@ def test_sizes_are_limited_before_anything_is_read():
 
 def test_what_is_too_large_is_our_own_fault():
     report = StepReport(
-        epoch=1, step=1, slice=0, squares=(0.5,) * 6000, losses=(0.5,) * 6000, busy_s=0.0, bytes_sent=0, bytes_received=0
+        epoch=1, step=1, replica=0, squares=(0.5,) * 6000, losses=(0.5,) * 6000, busy_s=0.0, bytes_sent=0, bytes_received=0
     )
     with pytest.raises(ValueError, match=str(MAX_MESSAGE_BYTES)):
         JOB_MESSAGES.encode(report)
