@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY := PASSIVE
 FAST := not process and not slow
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo bench-main clean
+.PHONY: help setup check format test demo bench-main bench-emulated clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ demo: $(STAMP) ## one bootstrap, three peers and an owner train a small GPT-2 on
 
 bench-main: $(STAMP) ## parity, efficiency, transport, hostile input, exits: the table of README.md (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.main_job $(if $(ONLY),--only $(ONLY))
+
+bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised against measured (root, Linux; 15 minutes)
+	$(BIN)/python -m contrib.benchmarks.emulated $(if $(ONLY),--only $(ONLY))
 
 clean: ## remove the environment and everything that a target wrote
 	rm -rf $(VENV) .demo bench-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -16,10 +16,13 @@ import numpy as np
 
 from contrib.processes import ADDRESS, Program, ProgramFailed, processes_of, python_module, wait_until_joined
 from contrib.testbeds.shaping import Shape, shape_of
+from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.testbed import load_testbed
 
 START_S = 60.0
+RATES = "rates"
+"""Folder of the rates that were measured once for all peers."""
 LISTING_STEP = 1e-6
 """Peers of one speed are listed in the order of their ids, which nobody chose: so much slower is each than the one before."""
 
@@ -97,6 +100,11 @@ class EmulatedSwarm:
             raise ProgramFailed(f"{owner.name} ended with exit code {code}\n{said}")
         return folder
 
+    @property
+    def ids(self) -> tuple[PeerId, ...]:
+        """The peers' ids, in the order listed."""
+        return tuple(PeerId(peer.wait_for(r"/tcp/\d+/p2p/(\w+)", START_S).group(1)) for peer in self.peers)
+
     def processor_seconds(self) -> float:
         """Processor time that the swarm's processes and their daemons have used so far, the emulator not counted."""
         return _processor_seconds([self.bootstrap, *self.peers])
@@ -119,8 +127,11 @@ def slowness(network: Network, base: float) -> list[float]:
 
 
 @contextmanager
-def emulated_swarm(folder: Path, bed: Network, base: float) -> Iterator[EmulatedSwarm]:
-    """The peers of a testbed (`read_testbed`), in a swarm and in the order listed; they are ended after the block."""
+def emulated_swarm(folder: Path, bed: Network, base: float, rates_times: float = 1.0) -> Iterator[EmulatedSwarm]:
+    """The peers of a testbed (`read_testbed`), in a swarm and in the order listed; they are ended after the block.
+
+    base: how many times slower than this machine the fastest is. rates_times: of what peers measure of themselves.
+    """
     with ExitStack() as running:
         network = running.enter_context(emulated_network(shape_of(bed), folder))
         owner = len(network.shape.addresses) - 1
@@ -128,7 +139,7 @@ def emulated_swarm(folder: Path, bed: Network, base: float) -> Iterator[Emulated
         address = bootstrap.wait_for(ADDRESS, START_S).group()
         peers: list[Program] = []
         for node, slower in enumerate(slowness(bed, base)):
-            peers.append(running.enter_context(_start_peer(network, node, slower, folder, address)))
+            peers.append(running.enter_context(_start_peer(network, node, (slower, rates_times), folder, address)))
             if node == 0:  # it measures this machine for all, alone
                 peers[0].wait_for("device cpu", START_S)
         wait_until_joined(peers)
@@ -142,9 +153,11 @@ def _start_bootstrap(network: EmulatedNetwork, node: int, state: Path) -> Progra
     return network.start("bootstrap", node, command)
 
 
-def _start_peer(network: EmulatedNetwork, node: int, slower: float, folder: Path, address: str) -> Program:
+def _start_peer(network: EmulatedNetwork, node: int, pace: tuple[float, float], folder: Path, address: str) -> Program:
+    slower, rates_times = pace
     command = python_module(
-        "contrib.testbeds.slow_peer", "--slower", repr(slower), "--rates", str(folder / "rates"),
+        "contrib.testbeds.slow_peer",
+        "--slower", repr(slower), "--rates", str(folder / RATES), "--rates-times", repr(rates_times),
         "join", "--bootstrap", address, *_reachable(network, node), "--state-dir", str(folder / f"peer-{node}"),
         "--device", "cpu", "--threads", "1", "--memory-gib", "1",
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """A `fusion-peer` that computes several times slower by waiting, so that many peers fit on a few cores.
 
-    python -m contrib.testbeds.slow_peer --slower 8 --rates FOLDER join --bootstrap ...
+    python -m contrib.testbeds.slow_peer --slower 8 --rates FOLDER --rates-times 1.2 join --bootstrap ...
 
 A task that needs t seconds of a processor ends after 8 t: the thread that computes sleeps for the rest. Processor time, not
-wall time, because it does not grow when the peers get in each other's way. The peer announces an eighth of the rates it
-measured; a peer that finds figures in FOLDER takes those, for all peers here are one machine.
+wall time, because it does not grow when the peers get in each other's way. The peer announces 1.2 / 8 of the rates it
+measured, in processor time too; a peer that finds figures in FOLDER takes those, for all peers here are one machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
-def slow_down(slower: float, rates_folder: Path) -> None:
+def slow_down(slower: float, rates_folder: Path, rates_times: float = 1.0) -> None:
     """Slow this process's tasks and rates from now on. To be called before anything of `fusion_p2p.peer` is imported."""
     from fusion_p2p.device import rates as device_rates
     from fusion_p2p.peer import tasks
 
     tasks.SliceTasks.perform = slowed(tasks.SliceTasks.perform, slower)  # type: ignore[method-assign]
-    device_rates.rates = _divided(device_rates.rates, slower, rates_folder)
+    measure_in_processor_time()
+    device_rates.rates = _scaled(device_rates.rates, rates_times / slower, rates_folder)
+
+
+def measure_in_processor_time() -> None:
+    """Rates measured from now on do not depend on what else this machine does."""
+    from fusion_p2p.device import rates as device_rates
+
+    device_rates.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment, attr-defined]
 
 
 def slowed(perform: Callable[..., Any], slower: float) -> Callable[..., Any]:
@@ -42,11 +51,11 @@ def slowed(perform: Callable[..., Any], slower: float) -> Callable[..., Any]:
     return call
 
 
-def _divided(measure: Callable[..., Any], slower: float, folder: Path) -> Callable[..., Any]:
+def _scaled(measure: Callable[..., Any], times: float, folder: Path) -> Callable[..., Any]:
     @functools.wraps(measure)
     def call(device: Any, directory: Path, **options: Any) -> Any:
         measured = measure(device, folder, **options)
-        return replace(measured, **{field.name: getattr(measured, field.name) / slower for field in fields(measured)})
+        return replace(measured, **{field.name: getattr(measured, field.name) * times for field in fields(measured)})
 
     return call
 
@@ -56,9 +65,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m contrib.testbeds.slow_peer", allow_abbrev=False)
     parser.add_argument("--slower", type=float, required=True, help="times that every task takes")
     parser.add_argument("--rates", type=Path, required=True, help="folder of the figures measured once for all peers")
+    parser.add_argument("--rates-times", type=float, default=1.0, help="what they are multiplied with, as calibration.py found")
     given, rest = parser.parse_known_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as `fusion-peer join` does
-    slow_down(given.slower, given.rates)
+    slow_down(given.slower, given.rates, given.rates_times)
     from fusion_p2p.cli.main import main as fusion_peer
 
     fusion_peer(rest)
