@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusion_p2p.plan.network import Network
-from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge
+from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineStage
 from fusion_p2p.plan.simulate import TaskSpan, simulate
 
 LEAST_CREDITS = 2
@@ -109,13 +109,17 @@ def _occupy(busy: dict[Hashable, float], network: Network, source: int, target: 
 
 def _ways(pipeline: Pipeline, edge: PipelineEdge) -> list[tuple[int, int]]:
     """For every micro-batch the nodes between which an edge carries it."""
-    target = pipeline.stages[edge.target]
-    readers = [target.nodes[member] for member in target.deal]
     if edge.source == OWNER_STAGE:
         owner = pipeline.network.owner
-        return [] if owner is None else [(owner, reader) for reader in readers]
-    source = pipeline.stages[edge.source]
-    return list(zip((source.nodes[member] for member in source.deal), readers, strict=True))
+        senders = [] if owner is None else [owner] * pipeline.micro_batches
+    else:
+        senders = _nodes(pipeline.stages[edge.source], pipeline.micro_batches)
+    return list(zip(senders, _nodes(pipeline.stages[edge.target], pipeline.micro_batches), strict=False))
+
+
+def _nodes(stage: PipelineStage, micro_batches: int) -> list[int]:
+    """For every micro-batch the node that executes it."""
+    return [stage.nodes[member] for member in stage.deal] if len(stage.nodes) > 1 else [stage.nodes[0]] * micro_batches
 
 
 def _round_trips(pipeline: Pipeline) -> list[float]:

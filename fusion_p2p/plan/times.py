@@ -65,12 +65,13 @@ def deal(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
 
     seconds: of one micro-batch on each member. A member that is too slow to get one does not occur.
     """
-    busy = np.zeros(len(seconds))
-    each = np.asarray(seconds, dtype=np.float64)
+    if len(seconds) == 1:
+        return (0,) * micro_batches
+    done = list(seconds)
     dealt: list[int] = []
     for _ in range(micro_batches):
-        member = int(np.argmin(busy + each))
-        busy[member] += each[member]
+        member = done.index(min(done))
+        done[member] += seconds[member]
         dealt.append(member)
     return tuple(dealt)
 
