@@ -20,7 +20,8 @@ from fusion_p2p.errors import GraphError, WireError
 from fusion_p2p.graph.schema import MAX_NODES, Graph
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.plan.plan import EdgePlan, Plan, Schedule, SlicePlan
-from fusion_p2p.wire.frames import CODECS, OWNER
+from fusion_p2p.wire import codecs
+from fusion_p2p.wire.frames import OWNER
 from fusion_p2p.wire.messages import DigestText, Name, PeerName, Record, Seconds, Text, describe, unpack
 
 MAX_PLAN_BYTES = 4 << 20
@@ -132,8 +133,7 @@ def _check_bounds(plan: Plan) -> None:
     for edge in plan.edges:
         if edge.credits < 1:
             raise WireError(f"plan: no credit for value {edge.value} from slice {edge.source} to {edge.target}")
-        if edge.codec not in CODECS:
-            raise WireError(f"plan: unknown codec {edge.codec[:40]!r}")
+        codecs.parse(edge.codec)
 
 
 def _check_slice(plan: Plan, index: int, part: SlicePlan) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout
-from fusion_p2p.plan.memory import within_memory
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.request import NoPlan, Terms
 from fusion_p2p.plan.splitting import one_each, split
@@ -18,4 +17,4 @@ def equal_compute(chain: Chain, network: Network, terms: Terms) -> Layout | NoPl
     if not count:
         return NoPlan("no peer is free")
     cuts = split(chain.work(), [1.0] * count)
-    return within_memory(chain, network, one_each(NAME, cuts, range(count), terms), terms)
+    return one_each(NAME, chain, network, cuts, range(count), terms)

@@ -19,6 +19,7 @@ import numpy as np
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Floats, Network
+from fusion_p2p.plan.pipelines import group_sum_s
 from fusion_p2p.plan.times import deal, times
 
 
@@ -89,19 +90,9 @@ def _shared_s(chain: Chain, network: Network, stage: Stage, seconds: list[float]
     """Busy seconds per micro-batch of the busiest member, the sum of gradients among them."""
     if len(seconds) == 1:
         return seconds[0]
+    gradient = float(chain.parameter_bytes[stage.last] - chain.parameter_bytes[stage.first])
     dealt = np.bincount(deal(seconds, micro_batches), minlength=len(seconds))
-    return (float(np.max(dealt * np.array(seconds))) + gradient_sum_s(chain, network, stage)) / micro_batches
-
-
-def gradient_sum_s(chain: Chain, network: Network, stage: Stage) -> float:
-    """Seconds once a step to sum the gradients of a stage's replicas around a ring, at the pace of its worst link."""
-    count = len(stage.peers)
-    if count == 1:
-        return 0.0
-    ring = list(pairwise((*stage.peers, stage.peers[0])))
-    share = float(chain.parameter_bytes[stage.last] - chain.parameter_bytes[stage.first]) / count
-    latency = max(float(network.alpha_s[pair]) for pair in ring)
-    return 2 * (count - 1) * (latency + share * max(network.pace(*pair) for pair in ring))
+    return (float(np.max(dealt * np.array(seconds))) + group_sum_s(network, stage.peers, gradient)) / micro_batches
 
 
 def _feed_s(chain: Chain, network: Network, stage: Stage) -> tuple[float, float]:

@@ -17,7 +17,6 @@ import numpy as np
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.communities import bandwidth, communities, order_along, path_through
 from fusion_p2p.plan.layout import Layout
-from fusion_p2p.plan.memory import within_memory
 from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.request import NoPlan, Terms
 from fusion_p2p.plan.splitting import one_each, split
@@ -39,7 +38,7 @@ def op_fence(chain: Chain, network: Network, terms: Terms) -> Layout | NoPlan:
     ordered = order_along(fast, along, speeds[chosen])
     cuts = _cuts(chain, [speeds[chosen][list(group)] for group in ordered])
     peers = [int(chosen[peer]) for group in ordered for peer in group]
-    return within_memory(chain, network, one_each(NAME, cuts, peers, terms), terms)
+    return one_each(NAME, chain, network, cuts, peers, terms)
 
 
 def speeds_on(chain: Chain, network: Network) -> Floats:

@@ -20,6 +20,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Network
+from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, Terms
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
@@ -43,6 +44,13 @@ def num_moments(optimiser: OptimiserSettings) -> int:
     if optimiser.name == "sgd":
         return 1 if optimiser.momentum else 0
     return 2
+
+
+def holding_of(plan: Plan, index: int, moments: int) -> Holding:
+    """What slice `index` of a plan holds; of the credits of its edges the most counts for all."""
+    part = plan.slices[index]
+    credits = max((edge.credits for edge in plan.edges if index in (edge.source, edge.target)), default=0)
+    return Holding(part.in_flight, credits, moments, part.recompute)
 
 
 def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: Holding) -> int:
@@ -86,7 +94,8 @@ def within_memory(chain: Chain, network: Network, layout: Layout, terms: Terms) 
 
 def shortage(index: int, peer: PeerId, need: float, free: float) -> NoPlan:
     """Why a slice does not fit, and how much is missing."""
-    return NoPlan(f"slice {index} needs {gib(need - free)} more ({gib(need)} on {peer}, {gib(free)} free)")
+    reason = f"slice {index} needs {gib(need - free)} more ({gib(need)} on {peer}, {gib(free)} free)"
+    return NoPlan(reason, lacking=peer, missing_bytes=need - free)
 
 
 def gib(num_bytes: float) -> str:

@@ -14,17 +14,20 @@ adaptive   The least compression that costs at most `SLACK` of the step: one tim
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from fusion_p2p.errors import WireError
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.estimate import Formula, formula
 from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.network import Floats, Network
-from fusion_p2p.plan.request import Terms
-from fusion_p2p.wire.codecs import SPARSE, SPARSE_LADDER, parse
+from fusion_p2p.plan.request import PlanRequest, Terms
+from fusion_p2p.wire.codecs import LADDER, MAX_RATIO, NONE, SPARSE, SPARSE_LADDER, CodecSpec, parse, rung_for
 
+POLICIES = ("uniform", "adatopk", "adaptive")
 OVERHEAD = 3.0
 """Bytes of a kept element, 12, over those of a float32."""
 SLACK = 0.05
@@ -70,6 +73,31 @@ def nominal_ratio(codec: str) -> float:
         *((parse(text).ratio, ratio) for ratio, text in SPARSE_LADDER if parse(text).family == "topk"), strict=True
     )
     return max(1.0, float(np.interp(spec.ratio, ratios, reached)))
+
+
+def why_unknown(codec: str) -> str | None:
+    """What is wrong with the name of a policy or codec."""
+    try:
+        if codec not in POLICIES:
+            parse(codec)
+    except WireError as error:
+        return f"{error}; or one of the policies {', '.join(POLICIES)}"
+    return None
+
+
+def codec_of(ratios: Sequence[float], request: PlanRequest) -> str:
+    """The codec of an edge that spans boundaries with these ratios, as text for the plan: one that divides by the largest.
+
+    `adaptive` takes the least lossy rung that is enough, of those that leave no trace in the model as far as they reach.
+    """
+    ratio = max(ratios)
+    match request.codec:
+        case "uniform" | "adatopk":
+            kept = CodecSpec("topk-paper", min(OVERHEAD * ratio, MAX_RATIO))
+            return str(kept) if ratio > 1.0 else NONE.family
+        case "adaptive":
+            return rung_for(ratio, sparse=request.ratio > LADDER[-1][0]) if ratio > 1.0 else NONE.family
+    return request.codec
 
 
 def adatopk(message_s: Floats, ratio: float) -> Floats:

@@ -96,6 +96,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """There is no plan, and why: one sentence that says what is missing."""
+    """There is no plan, and why: one sentence that says what is missing. If that is memory: whose, and how much."""
 
     reason: str
+    lacking: PeerId | None = None
+    missing_bytes: float = 0.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from fusion_p2p.graph.schema import Graph
+from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.chain import Chain, chain_of
 from fusion_p2p.plan.equal_compute import NAME as EQUAL_COMPUTE
 from fusion_p2p.plan.equal_compute import equal_compute
@@ -17,25 +19,61 @@ from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.memory import num_moments
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.placing import place
-from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.plan import Plan, Schedule
+from fusion_p2p.plan.ratios import why_unknown
 from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest, Terms
 
 Scheduler = Callable[[Chain, Network, Terms], Layout | NoPlan]
 """A pure function: the same arguments give the same layout."""
 
+ATTEMPTS = 4
+"""How often a scheduler is asked again when exact memory refuses its layout."""
+
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
     {EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}
 )
 
+FIXED = frozenset({EQUAL_NUMBER, EQUAL_COMPUTE, OP_FENCE})
+"""Their layouts do not depend on memory: whether one fits is for placing to say, which counts exactly."""
+
 
 def plan(scheduler: str, graph: Graph, costs: Sequence[NodeCost], network: Network, request: PlanRequest) -> Plan | NoPlan:
-    """A plan by the named scheduler; NoPlan, with the reason, when the name is unknown or nothing fits."""
+    """A plan by the named scheduler; NoPlan, with the reason, when the name is unknown or nothing fits.
+
+    Of the schedules that the request allows the faster one by simulation is taken.
+    """
     function = SCHEDULERS.get(scheduler)
     if function is None:
         return NoPlan(f"no scheduler {scheduler[:40]!r} here; there is {', '.join(SCHEDULERS)}")
+    unknown = why_unknown(request.codec)
+    if unknown is not None:
+        return NoPlan(unknown)
     chain = chain_of(graph, costs)
-    layout = function(chain, network, terms_of(request))
-    return layout if isinstance(layout, NoPlan) else place(graph, costs, chain, network, layout, request)
+    terms = replace(terms_of(request), respect_memory=scheduler not in FIXED)
+    pretended = network
+    for _ in range(1 if scheduler in FIXED else ATTEMPTS):
+        layout = function(chain, pretended, terms)
+        made = layout if isinstance(layout, NoPlan) else _best_placed(graph, costs, chain, network, layout, request)
+        if isinstance(made, Plan) or made.lacking is None:
+            break
+        pretended = _with_less(pretended, made.lacking, made.missing_bytes)
+    return made
+
+
+def _best_placed(
+    graph: Graph, costs: Sequence[NodeCost], chain: Chain, network: Network, layout: Layout, request: PlanRequest
+) -> Plan | NoPlan:
+    schedules: tuple[Schedule, ...] = (request.schedule,) if request.schedule != "auto" else ("1f1b", "gpipe")
+    placed = [place(graph, costs, chain, network, replace(layout, schedule=schedule), request) for schedule in schedules]
+    plans = [made for made in placed if isinstance(made, Plan)]
+    return min(plans, key=lambda made: made.predicted_step_s) if plans else placed[0]
+
+
+def _with_less(network: Network, peer: PeerId, num_bytes: float) -> Network:
+    """The network as if a peer offered so much less: the sums of a chain said that something fits which did not."""
+    free = network.free_bytes.copy()
+    free[network.peers.index(peer)] -= num_bytes
+    return replace(network, free_bytes=free)
 
 
 def terms_of(request: PlanRequest) -> Terms:

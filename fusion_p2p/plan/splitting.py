@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.network import Floats
+from fusion_p2p.plan.memory import within_memory
+from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.plan import Schedule
-from fusion_p2p.plan.request import Terms
+from fusion_p2p.plan.ratios import with_ratios
+from fusion_p2p.plan.request import NoPlan, Terms
 
 
 def split(before: Floats, shares: Sequence[float]) -> tuple[int, ...]:
@@ -26,11 +29,14 @@ def split(before: Floats, shares: Sequence[float]) -> tuple[int, ...]:
     return (*cuts, end)
 
 
-def one_each(scheduler: str, cuts: Sequence[int], peers: Sequence[int], terms: Terms) -> Layout:
-    """One stage for every peer, in order, between neighbouring cuts."""
+def one_each(
+    scheduler: str, chain: Chain, network: Network, cuts: Sequence[int], peers: Sequence[int], terms: Terms
+) -> Layout | NoPlan:
+    """One stage for every peer, in order, between neighbouring cuts, compressed as the terms say, unless memory is short."""
     borders = zip(cuts[:-1], cuts[1:], peers, strict=True)
     stages = tuple(Stage(first, last, (peer,)) for first, last, peer in borders)
-    return Layout(scheduler, stages, (1.0,) * (len(stages) - 1), schedule_of(terms), terms.recompute)
+    layout = Layout(scheduler, stages, (), schedule_of(terms), terms.recompute)
+    return within_memory(chain, network, with_ratios(chain, network, layout, terms), terms)
 
 
 def schedule_of(terms: Terms) -> Schedule:

@@ -19,7 +19,6 @@ from fusion_p2p.plan.explain import explain
 from fusion_p2p.plan.measured import network_of
 from fusion_p2p.plan.memory import Holding, num_moments, slice_bytes
 from fusion_p2p.plan.network import Network
-from fusion_p2p.plan.placing import default_in_flight
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, PeerCapability, PlanRequest
 from fusion_p2p.plan.schedulers import SCHEDULERS
@@ -109,13 +108,6 @@ def test_a_buffer_and_its_update_stay_in_one_slice() -> None:
     check_plan(made, graph, cut(graph, made.slice_of))
 
 
-@pytest.mark.parametrize(
-    ("index", "num_slices", "micro_batches", "held"), [(0, 3, 8, 6), (2, 3, 8, 2), (0, 3, 4, 4), (0, 1, 1, 1), (9, 10, 64, 2)]
-)
-def test_default_in_flight(index: int, num_slices: int, micro_batches: int, held: int) -> None:
-    assert default_in_flight(index, num_slices, micro_batches) == held
-
-
 def test_memory_is_counted_by_the_formula() -> None:
     graph = chain(2)
     part = cut(graph, (0, 1, 1)).slices[0]
@@ -128,20 +120,6 @@ def test_memory_is_counted_by_the_formula() -> None:
     assert slice_bytes(graph, part, saved, Holding(3, 2, 2, recompute=True)) == recomputed
 
 
-def test_less_memory_means_fewer_in_flight_and_then_no_plan() -> None:
-    graph = chain(3)
-    costs = chain_costs(graph, saved_bytes=64 << 20)
-    roomy = equal_compute(graph, costs, peers(3, 1 << 30))
-    tight = equal_compute(graph, costs, peers(3, 200 << 20))
-    none = equal_compute(graph, costs, peers(3, 32 << 20))
-    assert isinstance(roomy, Plan)
-    assert isinstance(tight, Plan)
-    assert [part.in_flight for part in roomy.slices] == [6, 4, 2]
-    assert [part.in_flight for part in tight.slices] == [3, 3, 2]
-    assert isinstance(none, NoPlan)
-    assert none.reason.startswith("slice 0 needs 32.0 MiB more")
-
-
 def test_nobody_and_unknown_names_have_reasons() -> None:
     graph = chain(2)
     unknown = schedulers.plan("best", graph, chain_costs(graph), peers(1), REQUEST)
@@ -151,20 +129,12 @@ def test_nobody_and_unknown_names_have_reasons() -> None:
         assert schedulers.plan(name, graph, chain_costs(graph), peers(0), REQUEST) == NoPlan("no peer is free")
 
 
-def test_the_prediction_is_the_pipeline_formula() -> None:
-    graph = chain(4)
-    made = equal_compute(graph, chain_costs(graph), peers(2))
-    assert isinstance(made, Plan)
-    assert made.predicted_step_s == pytest.approx(0.6 + 0.6 + 7 * 0.6)
-
-
 def test_a_plan_explains_itself() -> None:
     graph = chain(4)
     made = equal_compute(graph, chain_costs(graph), peers(2))
     assert isinstance(made, Plan)
     lines = explain(made, graph, cut(graph, made.slice_of), chain_costs(graph), SGD)
     text = "\n".join(lines)
-    assert "2 slices on 2 peers, 8 micro-batches" in lines[0]
     assert "slice 0 on peer0: layer.0 .. layer.1, 2 nodes, 50% of the FLOPs" in text
     assert f"edge 0 -> 1: 1 values, {BATCH * WIDTH * 4} bytes forward and {BATCH * WIDTH * 4} bytes back" in text
     assert lines[-1] == "idle far: not reachable"
