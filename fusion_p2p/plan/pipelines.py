@@ -8,7 +8,7 @@ parameters, the sums over replicas, the owner's decision and the update.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,10 +58,14 @@ def group_sum_s(network: Network, nodes: Sequence[int], num_bytes: float) -> flo
     members = len(nodes)
     if members == 1:
         return 0.0
-    ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
-    pace = max(network.pace(source, target) for source, target in ring)
-    alpha_s = max(float(network.alpha_s[source, target]) for source, target in ring)
+    pace, alpha_s = _slowest(network, nodes)
     return 2 * (members - 1) * (num_bytes / members * pace + alpha_s)
+
+
+def _slowest(network: Network, nodes: Sequence[int]) -> tuple[float, float]:
+    """The worst seconds per byte and latency between neighbours of a ring."""
+    ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    return max(network.pace(*pair) for pair in ring), max(float(network.alpha_s[pair]) for pair in ring)
 
 
 def _stage(chain: Chain, network: Network, stage: Stage, layout: Layout, terms: Terms) -> PipelineStage:
@@ -118,19 +122,17 @@ class _PlannedStep:
         self.codec_of = {(edge.value, edge.source, edge.target): edge for edge in plan.edges}
 
     def pipeline(self) -> Pipeline:
-        tied = self._tied()
-        stages = tuple(
-            self._stage(part, planned, tied.get(part.index, 0.0))
-            for part, planned in zip(self.parts.slices, self.plan.slices, strict=True)
-        )
+        stages = tuple(self._stage(*both) for both in zip(self.parts.slices, self.plan.slices, strict=True))
         edges = (*self._feeds(), *self._edges())
         return Pipeline(self.network, stages, edges, self.plan.micro_batches, self.plan.schedule)
 
-    def _stage(self, part: Slice, planned: SlicePlan, tied_s: float) -> PipelineStage:
+    def _stage(self, part: Slice, planned: SlicePlan) -> PipelineStage:
         nodes = self.nodes[part.index]
         both = [self._seconds(part, node) for node in nodes]
         again = 1.0 if planned.recompute else 0.0
-        trained = sum(self._num_bytes(value) for value in part.parameters if self.graph.parameter(value).trainable)
+        trained = sum(map(self._num_bytes, self._trained(part)))
+        gather_s, spread_s = self._sums(part, trained)
+        decision_s, report_s = self._owner_alpha(nodes, towards=False), self._owner_alpha(nodes, towards=True)
         slowest = min(float(self.network.memory_bytes_per_s[node]) for node in nodes)
         return PipelineStage(
             nodes=nodes,
@@ -138,8 +140,8 @@ class _PlannedStep:
             backward_s=tuple(backward + again * forward for forward, backward in both),
             in_flight=planned.in_flight,
             deal=tuple(planned.deal[index % len(planned.deal)] for index in range(self.plan.micro_batches)),
-            finish_s=group_sum_s(self.network, nodes, trained) + tied_s + self._owner_alpha(nodes, towards=True),
-            start_s=self._owner_alpha(nodes, towards=False) + UPDATE_PASSES * trained / max(slowest, 1.0),
+            finish_s=gather_s + report_s,
+            start_s=max(decision_s, spread_s - report_s) + UPDATE_PASSES * trained / max(slowest, 1.0),
         )
 
     def _seconds(self, part: Slice, node: int) -> tuple[float, float]:
@@ -187,20 +189,27 @@ class _PlannedStep:
         credits = min(edge.credits for edge in edges)
         return PipelineEdge(source, target, there, back, gradient=gradient, credits=credits)
 
-    def _tied(self) -> Mapping[int, float]:
-        """Seconds that a slice with tied parameters takes, after its last task, to send its gradient home, or the sum back."""
-        seconds: dict[int, float] = defaultdict(float)
-        for value in sorted({value for part in self.parts.slices for value in part.parameters}):
-            holders = self.parts.holders(value)
-            if len(holders) < 2 or not self.graph.parameter(value).trainable:
-                continue
-            num_bytes = HEADER_BYTES + self._num_bytes(value)
-            home = self.nodes[holders[0]][0]
-            for holder in holders[1:]:
-                node = self.nodes[holder][0]
-                seconds[holder] += self.network.link_s(node, home, num_bytes)
-                seconds[holders[0]] += self.network.link_s(home, node, num_bytes)
-        return seconds
+    def _sums(self, part: Slice, trained: int) -> tuple[float, float]:
+        """Seconds from a slice's last task until the gradients it shares are summed, and from there until it has the sums.
+
+        Both ways go through the homes of the parameters, which are spread over the members of a group; a parameter tied to a
+        lower slice has its home there. The sums travel beside the report and the owner's decision.
+        """
+        gather_s = spread_s = 0.0
+        nodes = self.nodes[part.index]
+        if len(nodes) > 1:
+            pace, alpha_s = _slowest(self.network, nodes)
+            gather_s = spread_s = alpha_s + trained * (len(nodes) - 1) / len(nodes) * pace
+        for value in self._trained(part):
+            home = self.parts.holders(value)[0]
+            if home != part.index:
+                ways = [(node, self.nodes[home][0], HEADER_BYTES + self._num_bytes(value)) for node in nodes]
+                gather_s += max(self.network.link_s(node, other, num_bytes) for node, other, num_bytes in ways)
+                spread_s += max(self.network.link_s(other, node, num_bytes) for node, other, num_bytes in ways)
+        return gather_s, spread_s
+
+    def _trained(self, part: Slice) -> list[int]:
+        return [value for value in part.parameters if self.graph.parameter(value).trainable]
 
     def _num_bytes(self, value: int) -> int:
         return self.graph.types[value].num_bytes
