@@ -78,7 +78,7 @@ def encode_places(places: Places, among: int) -> tuple[Bytes, Bytes]:
 def decode_places(remainders: Bytes, quotients: Bytes, count: int, among: int) -> Places:
     """The `count` places. WireError when the quotients hold another number of them, or one is not below `among`."""
     bits = remainder_bits(among, count)
-    ends = np.flatnonzero(np.unpackbits(quotients, bitorder="little"))
+    ends = np.flatnonzero(np.unpackbits(quotients, bitorder="little").view(np.bool_))
     if len(ends) != count or len(quotients) != ends[-1] // 8 + 1:
         raise WireError(f"sparse payload: {len(ends)} places where {count} belong")
     gaps = (np.diff(ends, prepend=-1) - 1) << bits

@@ -10,6 +10,7 @@ skipped as any step that is not finite; the codec's own arithmetic never turns N
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable
@@ -33,9 +34,10 @@ REFUSED = memoryview(b"")
 
 
 class Coder(Protocol):
-    """Turns (n,) float32 tensors that are finite into bytes and back; places are those a sparse codec kept, else None."""
+    """Turns (n,) float32 tensors into bytes and back; places are those a sparse codec kept, else None."""
 
-    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]: ...
+    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None] | None:
+        """None for a tensor that is not finite."""
 
     def decode(self, data: Tensor) -> tuple[Tensor, Tensor | None]: ...
 
@@ -78,8 +80,9 @@ class EdgeCodec:
         seed = self._seed(moment)
         if not isinstance(self._coder, SparseCoder) or not self._spec.reuses_mask:
             return self._encode(gradient, seed)[0]
-        places, flat = self._recall(moment), _finite(gradient)
-        return REFUSED if places is None or flat is None else to_bytes(self._coder.encode_masked(flat[places], seed))
+        places = self._recall(moment)
+        coded = None if places is None else self._coder.encode_masked(_flat(gradient), places, seed)
+        return REFUSED if coded is None else to_bytes(coded)
 
     def decode_backward(self, moment: Moment, data: Buffer) -> Tensor:
         """The gradient in a payload."""
@@ -111,11 +114,8 @@ class EdgeCodec:
     def _encode(self, tensor: Tensor, seed: int | None) -> tuple[memoryview, Tensor | None]:
         if self._coder is None:
             return to_bytes(tensor), None
-        flat = _finite(tensor)
-        if flat is None:
-            return REFUSED, None
-        data, places = self._coder.encode(flat, seed)
-        return to_bytes(data), places
+        coded = self._coder.encode(_flat(tensor), seed)
+        return (REFUSED, None) if coded is None else (to_bytes(coded[0]), coded[1])
 
     def _decode(self, data: Buffer, *, backward: bool) -> tuple[Tensor, Tensor | None]:
         if self._coder is None:
@@ -159,11 +159,14 @@ class EdgeCodec:
 class _Cast:
     """Two bytes per element."""
 
-    def __init__(self, encode: Callable[[Tensor], Tensor], decode: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    def __init__(
+        self, encode: Callable[[Tensor], Tensor | None], decode: Callable[[Tensor], Tensor], device: torch.device
+    ) -> None:
         self._encode, self._decode, self._device = encode, decode, device
 
-    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, None]:
-        return self._encode(flat), None
+    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, None] | None:
+        data = self._encode(flat)
+        return None if data is None else (data, None)
 
     def decode(self, data: Tensor) -> tuple[Tensor, None]:
         return self._decode(data.to(self._device)), None
@@ -174,15 +177,16 @@ class _Blockwise:
 
     def __init__(
         self,
-        encode: Callable[[Tensor, int | None], Tensor],
+        encode: Callable[[Tensor, int | None], Tensor | None],
         decode: Callable[[Tensor, int], Tensor],
         count: int,
         device: torch.device,
     ) -> None:
         self._encode, self._decode, self._count, self._device = encode, decode, count, device
 
-    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, None]:
-        return self._encode(flat, seed), None
+    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, None] | None:
+        data = self._encode(flat, seed)
+        return None if data is None else (data, None)
 
     def decode(self, data: Tensor) -> tuple[Tensor, None]:
         return self._decode(data.to(self._device), self._count), None
@@ -204,10 +208,12 @@ def _coder(spec: CodecSpec, count: int, device: torch.device) -> Coder | None:
     return None
 
 
-def _encode_bf16(flat: Tensor) -> Tensor:
-    least, greatest = torch.aminmax(flat)
+def _encode_bf16(flat: Tensor) -> Tensor | None:
+    least, greatest = (float(extreme) for extreme in torch.aminmax(flat))
+    if not math.isfinite(least) or not math.isfinite(greatest):
+        return None
     limit = torch.finfo(torch.bfloat16).max
-    within = flat if -limit <= float(least) and float(greatest) <= limit else flat.clamp(-limit, limit)
+    within = flat if -limit <= least and greatest <= limit else flat.clamp(-limit, limit)
     return within.to(torch.bfloat16).view(torch.uint8)
 
 
@@ -215,11 +221,8 @@ def _decode_bf16(data: Tensor) -> Tensor:
     return data.view(torch.bfloat16).float()
 
 
-def _finite(tensor: Tensor) -> Tensor | None:
-    """The tensor as (n,) float32, or None when it is not finite: aminmax passes NaN on, in one pass without memory."""
-    flat = tensor.detach().reshape(-1).float()
-    least, greatest = torch.aminmax(flat)
-    return flat if bool(torch.isfinite(least) & torch.isfinite(greatest)) else None
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).float()
 
 
 class _Dense:

@@ -26,14 +26,18 @@ SIGNS = 0x9E37_79B9_7F4A_7C15
 """Bit i is set where element i of a block is negated first."""
 DITHERS = 65_521
 """A prime, so that the same place of neighbouring rows never gets the same dither."""
+_MOST = torch.finfo(torch.float32).max
 _LARGE = 1e36
 """Scales from here on could overflow float32 in a sum of 64."""
 
 
-def encode_int8(flat: Tensor, seed: int | None) -> Tensor:
-    """Bytes of `flat` (n,) float32, finite."""
+def encode_int8(flat: Tensor, seed: int | None) -> Tensor | None:
+    """Bytes of `flat` (n,) float32; None when it is not finite."""
     blocks = _filled(flat)
-    scales = _scales(blocks.abs().amax(1), INT8_LEVELS)
+    peaks = blocks.abs().amax(1)
+    if not _all_finite(peaks):
+        return None
+    scales = _scales(peaks, INT8_LEVELS)
     codes = _round(blocks / scales[:, None], INT8_LEVELS, seed).to(torch.int8)
     return torch.cat((bfloat16_bytes(scales), codes.reshape(-1)[: len(flat)].view(torch.uint8)))
 
@@ -45,13 +49,17 @@ def decode_int8(data: Tensor, count: int) -> Tensor:
     return _products(codes, scales).reshape(-1)[:count]
 
 
-def encode_int4(flat: Tensor, seed: int | None) -> Tensor:
-    """Bytes of `flat` (n,) float32, finite."""
+def encode_int4(flat: Tensor, seed: int | None) -> Tensor | None:
+    """Bytes of `flat` (n,) float32; None when it is not finite."""
     blocks = _filled(flat)
     rotated = blocks @ rotation(flat.device)
-    if not bool(torch.isfinite(rotated.sum())):
-        rotated = (blocks.double() @ rotation(flat.device).double()).clamp_(*_limits(torch.float32)).float()
-    scales = _scales(rotated.abs().amax(1), INT4_LEVELS)
+    peaks = rotated.abs().amax(1)
+    if not _all_finite(peaks):  # sums of 64 huge numbers are not finite either
+        if not _all_finite(blocks):
+            return None
+        rotated = _rotated_in_double(blocks, rotation(flat.device))
+        peaks = rotated.abs().amax(1)
+    scales = _scales(peaks, INT4_LEVELS)
     codes = (_round(rotated / scales[:, None], INT4_LEVELS, seed) + 8).to(torch.uint8)
     return torch.cat((bfloat16_bytes(scales), (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1)))
 
@@ -63,11 +71,8 @@ def decode_int4(data: Tensor, count: int) -> Tensor:
     codes = torch.stack((pairs & 15, pairs >> 4), dim=2).view(-1, BLOCK).to(torch.int8) - 8
     rotated = _products(codes, scales)
     turned = rotation(data.device).t()
-    if scales.numel() and float(scales.max()) > _LARGE:
-        flat = (rotated.double() @ turned.double()).clamp_(*_limits(torch.float32)).float()
-    else:
-        flat = rotated @ turned
-    return flat.reshape(-1)[:count]
+    blocks = _rotated_in_double(rotated, turned) if float(scales.max()) > _LARGE else rotated @ turned
+    return blocks.reshape(-1)[:count]
 
 
 @lru_cache(maxsize=8)
@@ -141,12 +146,18 @@ def _round(scaled: Tensor, levels: int, seed: int | None) -> Tensor:
 
 def _products(codes: Tensor, scales: Tensor) -> Tensor:
     products = codes * scales[:, None]
-    return products.clamp_(*_limits(torch.float32)) if len(scales) and float(scales.max()) > _LARGE else products
+    return products.clamp_(-_MOST, _MOST) if float(scales.max()) > _LARGE else products
 
 
-def _limits(dtype: torch.dtype) -> tuple[float, float]:
-    limits = torch.finfo(dtype)
-    return limits.min, limits.max
+def _rotated_in_double(blocks: Tensor, turn: Tensor) -> Tensor:
+    """For magnitudes whose sums would overflow."""
+    return (blocks.double() @ turn.double()).clamp_(-_MOST, _MOST).float()
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """One pass without memory: the extremes are not finite when anything is not."""
+    least, greatest = torch.aminmax(tensor)
+    return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
 def _whole(bits: Tensor) -> Tensor:

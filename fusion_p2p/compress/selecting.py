@@ -7,6 +7,7 @@ tensor in pieces that stay in the cache. On an accelerator the k-th largest magn
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -17,44 +18,51 @@ from fusion_p2p.wire.codecs import SELECTION_BLOCK, kept_of_block
 
 STRIDE = 61
 """Every so many elements are looked at first; a prime, so that it does not run along one channel."""
-PIECE = 1 << 16
+PIECE = 1 << 17
 SMALL = 1 << 14
 """Below that many elements a sample says too little."""
 
 
-def select(flat: Tensor, ratio: float) -> Tensor:
-    """Places (k,) int64, ascending, of what a sparse codec keeps of `flat` (n,) float32, finite; on its device."""
-    blocks = torch.split(flat, SELECTION_BLOCK)
-    chosen = [
-        _largest(block, kept_of_block(len(block), ratio)) + number * SELECTION_BLOCK for number, block in enumerate(blocks)
-    ]
+def select(flat: Tensor, ratio: float) -> Tensor | None:
+    """Places (k,) int64, ascending, of what a sparse codec keeps of `flat` (n,) float32; None when that is not finite."""
+    chosen = []
+    for number, block in enumerate(torch.split(flat, SELECTION_BLOCK)):
+        places = _largest(block, kept_of_block(len(block), ratio))
+        if places is None:
+            return None
+        chosen.append(places + number * SELECTION_BLOCK if number else places)
     return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
 
-def _largest(flat: Tensor, count: int) -> Tensor:
-    if flat.device.type == "cpu":
-        return torch.from_numpy(_largest_on_host(flat.numpy(), count))
-    return _largest_on_accelerator(flat, count)
+def _largest(flat: Tensor, count: int) -> Tensor | None:
+    if flat.device.type != "cpu":
+        return _largest_on_accelerator(flat, count)
+    places = _largest_on_host(flat.numpy(), count)
+    return None if places is None else torch.from_numpy(places)
 
 
-def _largest_on_accelerator(flat: Tensor, count: int) -> Tensor:
+def _largest_on_accelerator(flat: Tensor, count: int) -> Tensor | None:
     magnitude = flat.abs()
+    if not bool(torch.isfinite(magnitude.max())):
+        return None
     threshold = torch.topk(magnitude, count, sorted=False).values.min()
     above, equal = magnitude > threshold, magnitude == threshold
     above |= equal & (equal.cumsum(0) <= count - above.sum())
     return above.nonzero().squeeze(1)
 
 
-def _largest_on_host(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    threshold = _safe_threshold(values, count)
-    places, magnitude = _at_least(values, threshold)
-    if len(places) < count:
-        places, magnitude = _at_least(values, 0.0)
-    cut = np.partition(magnitude, len(places) - count)[len(places) - count]
+def _largest_on_host(values: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
+    found = _at_least(values, _safe_threshold(values, count))
+    if found is not None and len(found) < count:
+        found = np.arange(len(values))
+    if found is None:
+        return None
+    magnitude = np.abs(values[found])
+    cut = np.partition(magnitude, len(found) - count)[len(found) - count]
     above = magnitude > cut
     equal = np.flatnonzero(magnitude == cut)
     above[equal[: count - int(np.count_nonzero(above))]] = True
-    kept: NDArray[np.int64] = places[above]
+    kept: NDArray[np.int64] = found[above]
     return kept
 
 
@@ -68,15 +76,19 @@ def _safe_threshold(values: NDArray[np.float32], count: int) -> float:
     return float(np.partition(sample, len(sample) - rank)[len(sample) - rank]) if rank < len(sample) else 0.0
 
 
-def _at_least(values: NDArray[np.float32], threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Places and magnitudes of the elements that reach a threshold."""
-    if threshold == 0.0:
-        return np.arange(len(values)), np.abs(values)
+def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.int64] | None:
+    """Places of the elements whose magnitude reaches a threshold; None when one is not finite."""
     places = []
-    scratch, reached = np.empty(PIECE, np.float32), np.empty(PIECE, np.bool_)
+    for begin, magnitude in _magnitudes(values):
+        if not np.isfinite(magnitude.max()):
+            return None
+        places.append(np.flatnonzero(magnitude >= threshold) + begin)
+    return np.concatenate(places)
+
+
+def _magnitudes(values: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Pieces that fit the cache, each with the place where it begins; one is gone when the next is asked for."""
+    scratch = np.empty(min(PIECE, len(values)), np.float32)
     for begin in range(0, len(values), PIECE):
         piece = values[begin : begin + PIECE]
-        magnitude = np.abs(piece, out=scratch[: len(piece)])
-        places.append(np.flatnonzero(np.greater_equal(magnitude, threshold, out=reached[: len(piece)])) + begin)
-    found = np.concatenate(places)
-    return found, np.abs(values[found])
+        yield begin, np.abs(piece, out=scratch[: len(piece)])

@@ -15,6 +15,8 @@ The kept are the largest, so no code is spent on magnitudes below their smallest
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,9 +57,11 @@ class SparseCoder:
         self._spec, self._count, self._device = spec, count, device
         self.kept = kept_elements(count, spec.ratio)
 
-    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, Tensor]:
-        """The payload's bytes and the places kept, of (count,) float32 that are finite."""
+    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, Tensor] | None:
+        """The payload's bytes and the places kept, of (count,) float32; None when it is not finite."""
         places = select(flat, self._spec.ratio)
+        if places is None:
+            return None
         values = flat[places]
         if self._spec.family == "topk-paper":
             return torch.cat((values.view(torch.uint8), places.view(torch.uint8))), places
@@ -77,9 +81,12 @@ class SparseCoder:
         places = places.to(self._device)
         return self.scatter(values.to(self._device), places), places
 
-    def encode_masked(self, values: Tensor, seed: int | None) -> Tensor:
-        """The bytes of the (kept,) values of a gradient at places that both sides know."""
-        return encode_int8(values, seed) if self._spec.values == "int8" else _encode_floats(values, self._spec.values)
+    def encode_masked(self, flat: Tensor, places: Tensor, seed: int | None) -> Tensor | None:
+        """The bytes of a gradient (count,) at places that both sides know; None when it is not finite there."""
+        values = flat[places]
+        if self._spec.values == "int8":
+            return encode_int8(values, seed)
+        return _encode_floats(values, self._spec.values) if bool(torch.isfinite(values).all()) else None
 
     def decode_masked(self, data: Tensor) -> Tensor:
         """The (kept,) values that `encode_masked` wrote."""
@@ -87,6 +94,10 @@ class SparseCoder:
 
     def scatter(self, values: Tensor, places: Tensor) -> Tensor:
         """(count,) float32 with the values at their places, and 0 elsewhere."""
+        if self._device.type == "cpu":  # NumPy's zeros cost nothing until they are touched, and its scatter is faster
+            dense = np.zeros(self._count, np.float32)
+            dense[places.numpy()] = values.numpy()
+            return torch.from_numpy(dense)
         flat = torch.zeros(self._count, device=self._device)
         flat[places] = values
         return flat
@@ -111,22 +122,29 @@ def _copied(data: Tensor, dtype: torch.dtype) -> Tensor:
     return data.clone().view(dtype)
 
 
-def encode_fp16(values: Tensor) -> Tensor:
-    """An exponent as int16, then float16 of the values over its power of two: neither the largest nor the smallest are lost."""
-    exponent = int(torch.frexp(values.abs().max()).exponent)
+def encode_fp16(values: Tensor) -> Tensor | None:
+    """An exponent as int16, then float16 of the values over its power of two: neither the largest nor the smallest are lost.
+
+    None when they are not finite.
+    """
+    least, greatest = (float(extreme) for extreme in torch.aminmax(values))
+    if not math.isfinite(least) or not math.isfinite(greatest):
+        return None
+    exponent = math.frexp(max(-least, greatest))[1]
     down, rest = _two_powers(-exponent)
     start = torch.tensor([exponent], dtype=torch.int16, device=values.device)
-    return torch.cat((start.view(torch.uint8), (values * down * rest).half().view(torch.uint8)))
+    return torch.cat((start.view(torch.uint8), (values * down).mul_(rest).half().view(torch.uint8)))
 
 
 def decode_fp16(data: Tensor) -> Tensor:
     """The float32 that `encode_fp16` wrote. WireError for an exponent no float32 has, or halves that are not finite."""
     exponent, halves = int(_copied(data[:SCALE_BYTES], torch.int16)), _copied(data[SCALE_BYTES:], torch.float16).float()
-    if not _LEAST_EXPONENT <= exponent <= _GREATEST_EXPONENT or not bool((halves.abs() <= 1).all()):
+    least, greatest = (float(extreme) for extreme in torch.aminmax(halves))
+    if not _LEAST_EXPONENT <= exponent <= _GREATEST_EXPONENT or not -1 <= least <= greatest <= 1:
         raise WireError("payload of halves is out of range")
     up, rest = _two_powers(exponent)
     limit = torch.finfo(torch.float32).max
-    return (halves * up * rest).clamp_(-limit, limit)
+    return halves.mul_(up).mul_(rest).clamp_(-limit, limit)
 
 
 def _two_powers(exponent: int) -> tuple[float, float]:
@@ -136,7 +154,9 @@ def _two_powers(exponent: int) -> tuple[float, float]:
 
 
 def _encode_floats(values: Tensor, form: str) -> Tensor:
-    return encode_fp16(values) if form == "fp16" else values.contiguous().view(torch.uint8)
+    """Of values that are finite."""
+    halves = encode_fp16(values) if form == "fp16" else None
+    return values.contiguous().view(torch.uint8) if halves is None else halves
 
 
 def _decode_floats(data: Tensor, form: str) -> Tensor:
