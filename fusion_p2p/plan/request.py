@@ -35,8 +35,8 @@ class PeerCapability:
     """A peer that may execute slices, as it announces itself. None: unknown.
 
     free_bytes: the device memory it offers. flops_per_s: its measured rate of matrix products; of the other kinds where known.
-    up_bytes_per_s, down_bytes_per_s: the best it was seen to send and receive. up_cap, down_cap: what its volunteer allows, bytes
-    per second.
+    up_bytes_per_s, down_bytes_per_s: the best it was seen to send and receive. up_cap, down_cap: what its volunteer allows,
+    bytes per second.
     public_host, local_network, relay: where it is, for guesses about links that nobody has measured: the public IP address that
     others dial, the private /24 it announces, the relay it is behind; empty where there is none.
     """
