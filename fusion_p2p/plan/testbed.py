@@ -103,6 +103,14 @@ class _Testbed(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """What a kind of device stands for in simulations."""
+
+    flops_per_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """One peer: its site, its place there, and its device."""
 
@@ -125,7 +133,7 @@ def load_testbed(
     """
     bed = _parse(path)
     try:
-        known = _builtin_devices() | _parse_devices(devices or {}) | bed.devices
+        known = _device_table() | _parse_devices(devices or {}) | bed.devices
         return _build(bed, known, np.broadcast_to(np.asarray(reference, dtype=np.float64), (3,)))
     except ConfigError as error:
         raise ConfigError(f"testbed {path}: {error}") from None
@@ -141,6 +149,15 @@ def site_names(network: Network) -> tuple[str, ...]:
     return tuple(names)
 
 
+def builtin_devices() -> dict[str, SimulatedDevice]:
+    """The devices of `devices.json` by name."""
+    unused = np.zeros(3)
+    return {
+        name: SimulatedDevice(float(device.flops_per_s(unused)[0]), device.memory_gb * 1e9)
+        for name, device in _device_table().items()
+    }
+
+
 def _parse(path: Path) -> _Testbed:
     try:
         return _Testbed.model_validate_json(path.read_bytes())
@@ -151,7 +168,7 @@ def _parse(path: Path) -> _Testbed:
 
 
 @cache
-def _builtin_devices() -> dict[str, _Device]:
+def _device_table() -> dict[str, _Device]:
     return _parse_devices(json.loads(files("fusion_p2p.plan").joinpath("devices.json").read_text(encoding="utf-8")))
 
 
