@@ -43,8 +43,8 @@ class RandomPlan:
 
 
 def random_plan(rng: random.Random, *, most_members: int = 3) -> RandomPlan:
-    """1 to 8 slices of up to `most_members` replicas on as many or fewer peers, under either schedule."""
-    count = rng.randint(1, 8)
+    """1 to 7 slices of up to `most_members` replicas on as many or fewer peers, under either schedule."""
+    count = rng.randint(1, 7)
     crossings, with_gradient = _random_crossings(rng, count)
     held = [sorted(rng.sample(range(INPUTS, INPUTS + PARAMETERS), rng.randint(0, PARAMETERS // 2))) for _ in range(count)]
     values = range(100 + len(crossings))
@@ -85,7 +85,7 @@ def _random_crossings(rng: random.Random, count: int) -> tuple[list[Crossing], s
 
 def _random_placement(rng: random.Random, parts: Cut, most_members: int) -> Plan:
     peers = [PeerId(f"peer {number}") for number in range(max(most_members, rng.randint(1, len(parts.slices))))]
-    micro_batches, gpipe = rng.randint(1, 6), rng.random() < 0.3
+    micro_batches, gpipe = rng.randint(1, 5), rng.random() < 0.3
     slices: list[SlicePlan] = []
     for _ in parts.slices:
         members = rng.sample(peers, rng.randint(1, min(most_members, micro_batches)))

@@ -17,7 +17,7 @@ from fusion_p2p.graph.capture import capture
 from fusion_p2p.graph.encoding import encode_graph
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
-from fusion_p2p.ids import digest_of
+from fusion_p2p.ids import PeerId, digest_of
 from fusion_p2p.job.progress import RunSnapshot
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
@@ -124,9 +124,13 @@ async def owner(
     config: TrainConfig,
     slices: Callable[[Graph], Sequence[int]],
     helpers: Sequence[Volunteer],
+    arrange: Callable[[Plan, Sequence[PeerId]], Plan] = lambda plan, peers: plan,
     **options: int,
 ) -> AsyncIterator[Owner]:
-    """The owner of a new run whose cut is `slices(graph)`; the plan comes by hand instead of from a coordinator."""
+    """The owner of a new run whose cut is `slices(graph)`; the plan comes by hand instead of from a coordinator.
+
+    `arrange` may change the plan, in which each slice has one member.
+    """
     data, recorder = open_data(config), Recorder()
     folder = RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume)
     with folder:
@@ -137,6 +141,7 @@ async def owner(
         job = open_job(config, folder, recorder)
         peers = [volunteer.peer for volunteer in helpers]
         plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), peers, config, **options)
+        plan = arrange(plan, [peer.peer_id for peer in peers])
 
         async def by_hand(register: Register) -> Enlisted:
             contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)

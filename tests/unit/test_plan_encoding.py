@@ -27,15 +27,21 @@ PLAN = Plan(
     idle=((PeerId("c"), "too far away"),),
     predicted_step_s=0.25,
 )
+GROUPED = replace(
+    PLAN,
+    schedule="gpipe",
+    slices=(SlicePlan(PeerId("a"), 3, False, (PeerId("d"),), (0, 1, 0)), *(SlicePlan(PeerId("b"), 4),) * 2),
+)
 
 
 def fields(**changes: object) -> bytes:
     return msgpack.packb({**msgpack.unpackb(encode_plan(PLAN)), **changes})
 
 
-def test_a_plan_comes_back_equal() -> None:
-    assert decode_plan(encode_plan(PLAN)) == PLAN
-    assert encode_plan(decode_plan(encode_plan(PLAN))) == encode_plan(PLAN)
+@pytest.mark.parametrize("plan", [PLAN, GROUPED], ids=["single", "replicas"])
+def test_a_plan_comes_back_equal(plan: Plan) -> None:
+    assert decode_plan(encode_plan(plan)) == plan
+    assert encode_plan(decode_plan(encode_plan(plan))) == encode_plan(plan)
 
 
 def test_neighbouring_nodes_travel_as_runs() -> None:
@@ -63,8 +69,12 @@ def test_any_placement_comes_back(slice_of: list[int]) -> None:
         (fields(slice_of=[[0, 1 << 30]]), "nodes"),
         (fields(slice_of=[[70_000, 1]]), "slice_of"),
         (fields(slices=[]), "slices"),
-        (fields(slices=[["a", 0, False]]), "slices"),
-        (fields(slices=[["a", 1, 1]]), "slices"),
+        (fields(slices=[["a", 0, False, [], [0]]]), "slices"),
+        (fields(slices=[["a", 1, 1, [], [0]]]), "slices"),
+        (fields(slices=[["a", 1, False, [""], [0, 1]]]), "slices"),
+        (fields(slices=[["a", 1, False, ["b"], []]]), "slices"),
+        (fields(slices=[["a", 1, False, ["b"], [0, -1]]]), "slices"),
+        (fields(schedule="zigzag"), "schedule"),
         (fields(edges=[[1, 0, 1, "none", 0]]), "edges"),
         (fields(edges=[[1, 0, 1, "none"]]), "edges"),
         (fields(predicted_step_s=float("nan")), "predicted_step_s"),
@@ -121,6 +131,21 @@ def test_a_plan_is_held_against_its_cut() -> None:
         (replace(fitting, edges=tuple(replace(e, credits=0) for e in fitting.edges)), WireError, "credit"),
         (replace(fitting, slices=tuple(replace(s, in_flight=0) for s in fitting.slices)), WireError, "in flight"),
     ]
+    check_plan(replace(GROUPED, edges=fitting.edges), graph, parts)
+    grouped = GROUPED.slices[0]
+    for change, says in [
+        ({"replicas": (PeerId("a"),)}, "twice"),
+        ({"deal": (0, 1, 2)}, "deal"),
+        ({"deal": (1, 1)}, "deal"),
+        ({"deal": (0, 1, 0, 1, 0)}, "deal"),
+        ({"in_flight": 2}, "gpipe"),
+        ({"replicas": tuple(PeerId(str(n)) for n in range(70_000))}, "deal"),
+    ]:
+        slices = (replace(grouped, **change), *GROUPED.slices[1:])
+        bad.append((replace(GROUPED, edges=fitting.edges, slices=slices), WireError, says))
+    crowd = tuple(PeerId(str(number)) for number in range(4095))
+    crowded = SlicePlan(PeerId("a"), 4, False, crowd, tuple(range(4096)))
+    bad.append((replace(fitting, micro_batches=5000, slices=(crowded,) * 3), WireError, "too many"))
     for plan, error, says in bad:
         with pytest.raises(error, match=says):
             check_plan(plan, graph, parts)
