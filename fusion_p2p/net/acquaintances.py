@@ -10,7 +10,7 @@ import fusion_p2p
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import AddressError, DeadlinePassed, NetworkError, PeerUnreachable, WireError
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.base import Transport
+from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.identity import unseal
 from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.net.records import RECORD_DOMAIN
@@ -106,11 +106,17 @@ class Acquaintances:
         return answer
 
     async def open(self, peer: PeerId, *, timeout_s: float, hints: Sequence[str] = ()) -> MessageStream:
-        """A stream of the swarm protocol over whatever connection there is; without one, dial what the peer announces, or
-        else the hints. NetworkError when that fails.
+        """A stream of the swarm protocol, as `open_stream` opens it."""
+        stream = await self.open_stream(peer, SWARM_PROTOCOL, timeout_s, hints)
+        return MessageStream(stream, SWARM_MESSAGES)
+
+    async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float, hints: Sequence[str] = ()) -> Stream:
+        """A stream over whatever connection there is; without one, dial what the peer announces, or else the hints.
+
+        NetworkError when that fails.
         """
         try:
-            return MessageStream(await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=timeout_s), SWARM_MESSAGES)
+            return await self._transport.open(peer, protocol, timeout_s=timeout_s)
         except PeerUnreachable:
             announcement = self.announcement(peer)
             addresses = announcement.addresses if announcement else tuple(hints)
@@ -120,7 +126,7 @@ class Acquaintances:
             await self._transport.connect(addresses, timeout_s=timeout_s)
         except AddressError as error:  # announced by a stranger, so it is no fault of our user's configuration
             raise PeerUnreachable(f"{peer} announces an address that is none: {error}") from None
-        return MessageStream(await self._transport.open(peer, SWARM_PROTOCOL, timeout_s=timeout_s), SWARM_MESSAGES)
+        return await self._transport.open(peer, protocol, timeout_s=timeout_s)
 
     def _why_refused(self, announcement: Announcement) -> str | None:
         if self._network is not None and announcement.network != self._network:

@@ -1,7 +1,7 @@
 """Measuring the links to another peer: bounded in bytes and seconds, one probe at a time (`wire/probe_messages.py`).
 
 The receiver of a burst times it, from the message that precedes the bytes to the last byte, so the latency does not count.
-Bursts double until one lasted long enough to be believed, or the budget is used up; each waits for the answer to the last, so
+Bursts grow until one lasted long enough to be believed, or the budget is used up; each waits for the answer to the last, so
 that what is on its way never takes a slow line longer than it has proved to carry.
 """
 
@@ -37,14 +37,17 @@ from fusion_p2p.wire.probe_messages import (
     Received,
 )
 
-PINGS = 6
-FIRST_ROUND_BYTES = 16 << 10
+PINGS = 5
+"""The first one also opens the way and does not count."""
+FIRST_ROUND_BYTES = 32 << 10
+GROWTH = 4
+"""Of a burst over the last: few round trips, and a line is never asked for more than 4 times what it has proved."""
 ENOUGH_S = 0.25
 """A burst that lasted so long says the rate within a few per cent."""
 DIRECTION_S = 1.0
 """No burst is begun that would, at the rate of the last, end later than this after the first."""
 SESSION_S = 10.0
-"""A probe that takes longer is given up by both sides: such a link carries less than 16 KiB in so many seconds."""
+"""A probe that takes longer is given up by both sides: such a link carries less than 32 KiB in so many seconds."""
 OPEN_S = 5.0
 PER_REMOTE = 3
 """Probes that one peer may have of us in a minute."""
@@ -194,10 +197,10 @@ class _Asking:
         size, began = FIRST_ROUND_BYTES, self._clock.now()
         while True:
             seconds = max(await burst(size), 1e-6)
-            ends_s = self._clock.now() - began + 2 * seconds
-            if seconds >= ENOUGH_S or ends_s > self._budget_s or 2 * size > MAX_ROUND_BYTES:
+            ends_s = self._clock.now() - began + GROWTH * seconds
+            if seconds >= ENOUGH_S or ends_s > self._budget_s or GROWTH * size > MAX_ROUND_BYTES:
                 return min(size / seconds, 1e12)
-            size *= 2
+            size *= GROWTH
 
     async def _push(self, num_bytes: int) -> float:
         await _send_burst(self._stream, self._messages, num_bytes)

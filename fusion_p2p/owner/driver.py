@@ -17,6 +17,7 @@ from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
 from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.enlistment import enlist
 from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.owner.owned_run import Job, OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
 from fusion_p2p.owner.training import RunContext
@@ -42,6 +43,7 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
                 network.transport,
                 network.directory,
                 report=report.say,
+                own_links=OwnLinks(network.identity.peer_id, SystemClock()),
                 no_peers_timeout_s=config.no_peers_timeout_s,
             )
             context = RunContext(config, data, folder, report, SystemClock())

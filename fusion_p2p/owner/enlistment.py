@@ -18,11 +18,14 @@ from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.blobs import fetch_content
 from fusion_p2p.net.messaging import MessageStream, expect
+from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.plan.encoding import MAX_PLAN_BYTES, decode_plan
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.job_messages import Contact
 from fusion_p2p.wire.swarm_messages import (
     Coordinator,
+    Links,
+    MeasureLinks,
     NotCoordinator,
     Proposal,
     Register,
@@ -57,14 +60,18 @@ async def enlist(
     register: Register,
     *,
     report: Callable[[str], None],
+    own_links: OwnLinks | None = None,
     no_peers_timeout_s: float = 30.0,
 ) -> Enlisted:
     """Register with whoever coordinates until a plan comes; `report` is told `waiting: ...` whenever the reason changes.
 
+    `own_links` remembers what was measured for earlier plans.
+
     When no peer at all answers for `no_peers_timeout_s`: Incompatible if there are peers of another protocol version only,
     SwarmUnreachable otherwise. As long as somebody answers it waits.
     """
-    return await _Enlistment(transport, _Finder(transport, directory), register, report).run(no_peers_timeout_s)
+    links = own_links or OwnLinks(transport.peer_id, SystemClock())
+    return await _Enlistment(transport, _Finder(transport, directory), register, links, report).run(no_peers_timeout_s)
 
 
 async def swarm_status(transport: Transport, directory: Directory, timeout_s: float) -> StatusReply:
@@ -151,10 +158,13 @@ class _Finder:
 class _Enlistment:
     """One job on its way to a plan."""
 
-    def __init__(self, transport: Transport, finder: _Finder, register: Register, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, transport: Transport, finder: _Finder, register: Register, links: OwnLinks, report: Callable[[str], None]
+    ) -> None:
         self._transport = transport
         self._finder = finder
         self._register = register
+        self._links = links
         self._report = report
         self._reported = ""
         self._heard_at = 0.0
@@ -192,6 +202,8 @@ class _Enlistment:
                 match answer:
                     case Waiting(reason=reason):
                         self._say(reason)
+                    case MeasureLinks(peers=peers):
+                        await messages.send(await self._measure(peers))
                     case NotCoordinator(coordinator=coordinator, addresses=addresses):
                         self._finder.believe(coordinator, addresses)
                         if coordinator is None:
@@ -203,6 +215,10 @@ class _Enlistment:
                         raise WireError(f"{peer} answered {answer.kind} to a registration")
         finally:
             await messages.close()
+
+    async def _measure(self, peers: Sequence[str]) -> Links:
+        self._say(f"measuring links to {len(peers)} peers")
+        return await self._links.measure(self._finder.others.open_stream, [PeerId(peer) for peer in peers])
 
     async def _accept(self, peer: PeerId, proposal: Proposal) -> Enlisted:
         register = self._register

@@ -26,6 +26,7 @@ from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.coordination import Coordination
 from fusion_p2p.peer.job_service import JobService
 from fusion_p2p.peer.joining import Joined, join_as_peer
+from fusion_p2p.peer.link_watch import LinkWatch
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.plan.memory import gib
 from fusion_p2p.swarm.announcement import MeasuredRates, Profile, own_versions
@@ -83,10 +84,12 @@ async def _serve(config: JoinConfig, joined: Joined, bench: Bench, measured: Rat
     profile = _profile(config, joined.reachability, bench, measured)
     presence = Presence(transport, joined.directory, joined.identity, clock, profile, jobs)
     Coordination(transport, presence, blobs, clock)
+    watch = LinkWatch(transport, presence, jobs, clock)
     await blobs.start()
     async with asyncio.TaskGroup() as group:
         group.create_task(jobs.run())
         group.create_task(presence.run())
+        group.create_task(watch.run())
         group.create_task(_show(jobs, presence, report))
 
 

@@ -7,30 +7,41 @@ computes in a worker thread, so that beats go on; this carries it out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import NetworkError, StreamClosed
+from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
-from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.net.messaging import MessageStream, expect
+from fusion_p2p.peer.link_tables import capability_of, tables_of
 from fusion_p2p.peer.planning import InThread, NotNow, Planner
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.peer.presence_messages import Present
 from fusion_p2p.plan.encoding import encode_plan
+from fusion_p2p.plan.measured import Links as MeasuredLinks
 from fusion_p2p.plan.plan import Plan
-from fusion_p2p.plan.request import NoPlan, PeerCapability
+from fusion_p2p.plan.request import NoPlan
 from fusion_p2p.swarm import coordinator
+from fusion_p2p.swarm.announcement import Announcement
 from fusion_p2p.swarm.coordinator import Jobs, MakePlan, Refuse, Seat, Wish
 from fusion_p2p.swarm.election import Token
+from fusion_p2p.swarm.links import merged
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
 from fusion_p2p.wire.job_messages import Contact, Content
-from fusion_p2p.wire.swarm_messages import JobStatus, Proposal, Register, Waiting
+from fusion_p2p.wire.swarm_messages import MAX_LINKS, JobStatus, LinkEntry, Links, MeasureLinks, Proposal, Register, Waiting
 
 ADDRESSES_PER_CONTACT = 3
 MAX_CONTACT_BYTES = 48 << 10
 """Contacts share a message of 64 KiB with the rest of the proposal."""
+LINKS_S = 5.0
+"""How long a plan waits for the links of its peers to be measured."""
+QUIET_S = 0.5
+"""Work that takes no longer needs no word."""
+OWNER_LINKS_S = 5.0
+"""How long it waits for the owner's: that one spends 3 s on it."""
 
 
 class Coordination:
@@ -103,7 +114,7 @@ class Coordination:
         made = await self._plan_while_talking(talk, register, wanted)
         token = self._presence.coordinator
         if isinstance(made, Plan) and token is not None and self._presence.coordinating:
-            self._step(coordinator.Planned(wanted.job, frozenset(part.peer for part in made.slices)))
+            self._step(coordinator.Planned(wanted.job, made.peers))
             await self._propose(talk, register, made, token)
             return True
         if not isinstance(made, Plan):
@@ -113,21 +124,44 @@ class Coordination:
 
     async def _plan_while_talking(self, talk: _Talk, register: Register, wanted: MakePlan) -> Plan | NoPlan | NotNow:
         """Plan, and let the owner hear from us meanwhile."""
-        present = {member.peer: member for member in self._presence.members()}
-        peers = [_capability(present[peer]) for peer in wanted.peers]
+        announced = {present.peer: present.announcement for present in self._presence.members()}
+        known = {peer: found for peer in wanted.peers if (found := announced.get(peer)) is not None}
+        peers = [capability_of(peer, found) for peer, found in known.items()]
         lost = False
         try:
             async with asyncio.TaskGroup() as group:
-                work = self._planner.plan(talk.messages.remote, register, peers, wanted.left_out)
+                surveying = group.create_task(self._survey(talk, known))
+                await self._talk_until(surveying, talk, f"measuring links of {len(peers)} peers")
+                work = self._planner.plan(talk.messages.remote, register, peers, surveying.result(), wanted.left_out)
                 planning = group.create_task(work)
-                while not planning.done():
-                    await talk.say(f"planning over {len(peers)} of the peers here")
-                    await asyncio.wait({planning}, timeout=self._settings.waiting_s)
-        except* NetworkError:
+                await self._talk_until(planning, talk, f"planning over {len(peers)} of the peers here")
+        except* (NetworkError, WireError):
             lost = True  # raised below: from here it would come as a group
         if lost:
-            raise StreamClosed(f"{talk.messages.remote} went away while its job was planned")
+            raise StreamClosed(f"{talk.messages.remote} went away, or spoke out of turn, while its job was planned")
         return planning.result()
+
+    async def _talk_until(self, task: asyncio.Task[Any], talk: _Talk, reason: str) -> None:
+        while not task.done():
+            await asyncio.wait({task}, timeout=QUIET_S)
+            if not task.done():
+                await talk.say(reason)
+
+    async def _survey(self, talk: _Talk, known: Mapping[PeerId, Announcement]) -> MeasuredLinks:
+        """All links that are known, after the peers had a little time to measure theirs, and then the owner its own."""
+        told = await self._tables(known)
+        owners = await talk.links_to(list(known))
+        return merged({talk.messages.remote: owners, **tables_of(known, told)})
+
+    async def _tables(self, known: Mapping[PeerId, Announcement]) -> dict[PeerId, Links]:
+        """The tables of these peers, when all have measured what they want to, or time is up."""
+        deadline = self._clock.now() + LINKS_S
+        while True:
+            told = await self._presence.links_of(known)
+            measured = len(known) < 2 or not any(told[peer].measuring for peer in known if peer in told)
+            if measured or self._clock.now() >= deadline:
+                return told
+            await asyncio.sleep(self._settings.beat_s / 2)
 
     async def _propose(self, talk: _Talk, register: Register, made: Plan, token: Token) -> None:
         """Serve the plan until the owner has it: it closes the stream then."""
@@ -150,7 +184,7 @@ class Coordination:
 
     def _contacts(self, made: Plan) -> tuple[Contact, ...]:
         """How to reach the peers of a plan; fewer addresses each when they are many."""
-        used = {part.peer for part in made.slices}
+        used = made.peers
         known = {p.peer: p.announcement.addresses for p in self._presence.members() if p.announcement and p.peer in used}
         size = sum(len(address) for addresses in known.values() for address in addresses[:ADDRESSES_PER_CONTACT])
         most = ADDRESSES_PER_CONTACT if size <= MAX_CONTACT_BYTES else 1
@@ -183,11 +217,24 @@ class _Talk:
             self._said, self._said_at = reason, now
             await self.messages.send(Waiting(reason=reason[:1024]))
 
-    async def until_closed(self, timeout_s: float) -> None:
-        """Until the owner closes, at most so long."""
+    async def links_to(self, peers: Sequence[PeerId]) -> tuple[LinkEntry, ...]:
+        """What the owner measures of its links to these peers; nothing when it does not answer in time.
+
+        StreamClosed when it has gone, WireError when it says something else.
+        """
+        await self.messages.send(MeasureLinks(peers=tuple(peers[:MAX_LINKS])))
         try:
-            await self.messages.receive(timeout_s=timeout_s)
-        except NetworkError:
+            return expect(await self.messages.receive(timeout_s=OWNER_LINKS_S), Links).entries
+        except DeadlinePassed:
+            return ()
+
+    async def until_closed(self, timeout_s: float) -> None:
+        """Until the owner closes, at most so long; what it says meanwhile comes too late."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await self.messages.receive()
+        except (NetworkError, TimeoutError):
             return
 
 
@@ -195,7 +242,7 @@ def _seat(present: Present) -> Seat:
     return Seat(
         peer=present.peer,
         joined_at=present.joined_at,
-        flops_per_s=_capability(present).flops_per_s,
+        flops_per_s=present.announcement.rates.matmul_flops if present.announcement else 0.0,
         holds=JobId(present.holding.job) if present.holding else None,
         unusable=_why_unusable(present),
     )
@@ -211,10 +258,3 @@ def _why_unusable(present: Present) -> str | None:
     if not present.reported:
         return "has not reported to the coordinator lately"
     return None
-
-
-def _capability(present: Present) -> PeerCapability:
-    announced = present.announcement
-    if announced is None:
-        return PeerCapability(present.peer, 0, 0.0)
-    return PeerCapability(PeerId(present.peer), announced.free_bytes, announced.rates.matmul_flops)

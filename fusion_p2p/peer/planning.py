@@ -14,7 +14,7 @@ from fusion_p2p.graph.workload import NodeWorkload, workload
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import fetch_content
-from fusion_p2p.plan.measured import network_of
+from fusion_p2p.plan.measured import Links, network_of
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, PeerCapability, PlanRequest
@@ -66,21 +66,26 @@ class Planner:
         owner: PeerId,
         register: Register,
         peers: Sequence[PeerCapability],
+        links: Links,
         idle: tuple[tuple[PeerId, str], ...],
     ) -> Plan | NoPlan | NotNow:
-        """A plan over `peers` in this order; never raises because of what the owner sent."""
+        """A plan over `peers` in this order, with the owner as a node; never raises because of what the owner sent."""
         request = PlanRequest(
             graph=Digest(register.graph.digest),
             micro_batches=register.micro_batches,
             optimiser=register.optimiser,
             recompute=register.recompute,
             idle=idle,
+            schedule=register.schedule,
+            codec=register.codec,
+            ratio=register.ratio,
         )
         known = self._checked.get(register.graph.digest)
         try:
             encoded = b"" if known is not None else await self._fetch(owner, register.graph)
-            network = network_of(peers, {})
-            computed = await self._in_thread(lambda: _compute(known, encoded, register.scheduler, network, request))
+            computed = await self._in_thread(
+                lambda: _compute(known, encoded, register.scheduler, network_of(peers, links, owner), request)
+            )
         except NetworkError as error:
             return NotNow(f"the coordinator cannot fetch the graph: {error}")
         except (GraphError, WireError) as error:
@@ -101,9 +106,7 @@ class Planner:
             self._checked.popitem(last=False)
 
 
-def _compute(
-    known: CheckedGraph | None, encoded: bytes, scheduler: str, network: Network, request: PlanRequest
-) -> Computed:
+def _compute(known: CheckedGraph | None, encoded: bytes, scheduler: str, network: Network, request: PlanRequest) -> Computed:
     checked = known or _check(encoded)
     return Computed(checked, plan(scheduler, checked.graph, checked.costs, network, request))
 

@@ -16,9 +16,10 @@ from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
-from fusion_p2p.net.base import Directory, Transport
+from fusion_p2p.net.base import Directory, Stream, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.peer.presence_messages import Present, reply_arrived, to_token
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
 from fusion_p2p.peer.swarm_view import SwarmView, WorkView
@@ -33,6 +34,7 @@ from fusion_p2p.wire.swarm_messages import (
     BeatReply,
     JobStatus,
     Leave,
+    Links,
     NotCoordinator,
     PeerState,
     Probe,
@@ -121,6 +123,24 @@ class Presence:
         """Who answers owners while this peer coordinates, and what it knows of their jobs."""
         self._service.registrar = registrar
         self._view.jobs = jobs
+
+    def serve_links(self, links: Callable[[], Links]) -> None:
+        """What this peer knows of its links, for whoever asks."""
+        self._view.links = links
+
+    async def links_of(self, peers: Iterable[PeerId]) -> dict[PeerId, Links]:
+        """The tables of links of these peers and our own; those that do not answer in time are missing."""
+        tables = await gather_links(self._others, [peer for peer in peers if peer != self.me])
+        return {self.me: self._view.links(), **tables}
+
+    async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> Stream:
+        """A stream to any peer that is announced. NetworkError."""
+        return await self._others.open_stream(peer, protocol, timeout_s)
+
+    @property
+    def profile(self) -> Profile:
+        """What is announced of this peer."""
+        return self._view.profile
 
     def not_coordinator(self) -> NotCoordinator:
         """Where an owner should go instead."""

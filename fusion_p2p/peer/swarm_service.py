@@ -19,6 +19,7 @@ from fusion_p2p.wire.swarm_messages import (
     Beat,
     BeatReply,
     Leave,
+    LinksRequest,
     NotCoordinator,
     Probe,
     ProbeReply,
@@ -64,6 +65,8 @@ class SwarmService:
                 await messages.send(ProbeReply(heard=await self._reaches(PeerId(asked.peer))))
             case Leave():
                 self._step(node.LeaveArrived(peer, asked.incarnation))
+            case LinksRequest():
+                await messages.send(self._view.links())
             case StatusRequest():
                 await messages.send(self._view.snapshot())
             case Register():

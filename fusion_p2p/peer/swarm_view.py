@@ -13,11 +13,11 @@ from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.identity import Identity, seal
 from fusion_p2p.net.records import RECORD_DOMAIN
 from fusion_p2p.peer.presence_messages import Present, from_token, list_members, status_reply
-from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement
+from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement, fitted
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.node import Action, Event, Node, Tick, begin, step
 from fusion_p2p.swarm.settings import SwarmSettings
-from fusion_p2p.wire.swarm_messages import Beat, BeatReply, Holding, JobStatus, PeerState, StatusReply
+from fusion_p2p.wire.swarm_messages import Beat, BeatReply, Holding, JobStatus, Links, PeerState, StatusReply
 
 
 class WorkView(Protocol):
@@ -53,6 +53,7 @@ class SwarmView:
         self._record_number = 0
         self._acknowledged: dict[PeerId, int] = {}
         self.jobs: Callable[[], Iterable[JobStatus]] = tuple
+        self.links: Callable[[], Links] = lambda: Links(entries=(), measuring=False)
         self.changed = asyncio.Event()
         """Set when what we announce is no longer what we are."""
 
@@ -118,7 +119,7 @@ class SwarmView:
         self._record_number = max(self._record_number + 1, int(wall_s * 1000))
         self._addresses = tuple(addresses)
         announcement = announce(self._profile, self._addresses, self.state, self._node.incarnation, wall_s)
-        payload = encode_announcement(announcement, self._record_number)
+        payload = encode_announcement(fitted(announcement), self._record_number)
         self._record = seal(self._identity, payload, domain=RECORD_DOMAIN)
         return self._record
 

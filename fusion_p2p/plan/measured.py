@@ -10,7 +10,8 @@ What is measured stands as it is. For the rest, in this order:
 * **alpha of a missing pair**: the mean of the two peers' median latencies (over their known links); the median of all links
   where a peer has none, `UNKNOWN_LATENCY_S` where nothing is known.
 * **sites**: peers joined by fast and close links (at most `CLOSE_LATENCY_S`, at least `CLOSE_BYTES_PER_S` both ways), or not
-  measured against each other while they announce the same public host, or no public host and the same private network.
+  measured against each other while they announce the same public host, or no public host and the same private network,
+  unless a measurement between two others that announce the same says that it means nothing.
 * **lines**: peers behind one public host, or behind one relay, share a line, as fast as the fastest of them; every other peer
   has a line of its own. All flows that leave a site share the sum of its lines, and likewise those that enter. Peers behind one
   relay are one site, for what they send to others crosses the relay.
@@ -98,18 +99,22 @@ def _known(nodes: Sequence[PeerId], links: Links) -> tuple[Floats, Floats]:
 
 def _sites(peers: Sequence[PeerCapability], alpha: Floats, rate: Floats) -> NDArray[np.int64]:
     """(n,) numbers of the sites, in the order of their first nodes."""
-    together = (alpha <= CLOSE_LATENCY_S) & (rate >= CLOSE_BYTES_PER_S) & (rate.T >= CLOSE_BYTES_PER_S)
-    named = slice(len(peers))
-    where = _equal([peer.public_host or peer.local_network for peer in peers])
-    together[named, named] |= where & np.isnan(alpha[named, named])
-    together[named, named] |= _equal([peer.relay for peer in peers])
+    close = (alpha <= CLOSE_LATENCY_S) & (rate >= CLOSE_BYTES_PER_S) & (rate.T >= CLOSE_BYTES_PER_S)
+    far = ~close & ~np.isnan(alpha)
+    together = close.copy()
+    for group in _sharing([peer.public_host or peer.local_network for peer in peers]):
+        if not far[group].any():
+            together[group] = True
+    for group in _sharing([peer.relay for peer in peers]):
+        together[group] = True
     return np.asarray(connected_components(together, directed=False)[1], dtype=np.int64)
 
 
-def _equal(names: Sequence[str]) -> NDArray[np.bool_]:
-    """(P, P) whether two names are equal; an empty name equals nothing."""
+def _sharing(names: Sequence[str]) -> list[tuple[NDArray[np.intp], ...]]:
+    """The blocks of a matrix that belong to equal names; the empty name is none."""
     array = np.array(names, dtype=np.str_)
-    return np.asarray((array[:, None] == array[None, :]) & (array != "")[:, None], dtype=np.bool_)
+    members = [np.flatnonzero(array == name) for name in np.unique(array) if name]
+    return [np.ix_(same, same) for same in members]
 
 
 def _best(seen: Floats, announced: Sequence[float | None], caps: Sequence[float | None]) -> Floats:

@@ -19,7 +19,8 @@ from fusion_p2p import PROTOCOL, __version__
 from fusion_p2p.errors import WireError
 from fusion_p2p.wire.frames import CODECS
 from fusion_p2p.wire.job_messages import Finite
-from fusion_p2p.wire.messages import Count, Name, Record, describe, unpack
+from fusion_p2p.wire.messages import Count, Name, PeerName, Record, Seconds, describe, unpack
+from fusion_p2p.wire.probe_messages import BytesPerSecond
 from fusion_p2p.wire.swarm_messages import MAX_RECORD_BYTES, PeerState, Reachability
 
 SEQUENCE_BYTES = 8
@@ -28,6 +29,7 @@ SEAL_BYTES = 96
 MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - SEAL_BYTES
 MAX_ADDRESSES = 6
 MAX_VERSION = 32
+MAX_LINKS = 4
 
 Address = Annotated[str, Field(max_length=256)]
 Version = Annotated[str, Field(max_length=MAX_VERSION)]
@@ -72,6 +74,23 @@ class Caps(Record):
     download_bytes_per_s: _Rate | None = None
 
 
+class LinkFigure(Record):
+    """One measured link: seconds one way, and bytes per second to the peer and from it."""
+
+    peer: PeerName
+    latency_s: Seconds
+    out: BytesPerSecond
+    back: BytesPerSecond
+
+
+class Line(Record):
+    """The peer's line as probes and traffic found it: the best rates to and from other places, and its newest links."""
+
+    up_bytes_per_s: BytesPerSecond | None = None
+    down_bytes_per_s: BytesPerSecond | None = None
+    links: Annotated[tuple[LinkFigure, ...], Field(max_length=MAX_LINKS)] = ()
+
+
 class Announcement(Record):
     """One peer's account of itself."""
 
@@ -84,6 +103,7 @@ class Announcement(Record):
     free_bytes: Count
     """Device memory this peer offers, a margin already taken off."""
     caps: Caps
+    line: Line
     state: PeerState
     incarnation: Count
     wall_s: _UnixTime
@@ -100,6 +120,7 @@ class Profile(Record):
     rates: MeasuredRates
     free_bytes: Count
     caps: Caps = Caps()
+    line: Line = Line()
 
 
 def announce(profile: Profile, addresses: Sequence[str], state: PeerState, incarnation: int, wall_s: float) -> Announcement:
@@ -109,12 +130,31 @@ def announce(profile: Profile, addresses: Sequence[str], state: PeerState, incar
     )
 
 
+def fitted(announcement: Announcement) -> Announcement:
+    """What of it can be encoded: links are left out first, then the addresses that reach least."""
+    while SEQUENCE_BYTES + len(_pack(announcement)) > MAX_PAYLOAD_BYTES:
+        line, addresses = announcement.line, announcement.addresses
+        if line.links:
+            shorter: dict[str, object] = {"line": line.model_copy(update={"links": line.links[:-1]})}
+        elif addresses:
+            shorter = {"addresses": addresses[:-1]}
+        else:
+            break
+        announcement = announcement.model_copy(update=shorter)
+    return announcement
+
+
 def encode_announcement(announcement: Announcement, sequence: int) -> bytes:
     """The payload to seal. ValueError when it is too large or the sequence number is out of range: our own fault."""
-    data: bytes = sequence.to_bytes(SEQUENCE_BYTES, "big") + msgpack.packb(announcement.model_dump())
+    data: bytes = sequence.to_bytes(SEQUENCE_BYTES, "big") + _pack(announcement)
     if len(data) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"announcement of {len(data)} bytes exceeds {MAX_PAYLOAD_BYTES}")
     return data
+
+
+def _pack(announcement: Announcement) -> bytes:
+    packed: bytes = msgpack.packb(announcement.model_dump())
+    return packed
 
 
 def decode_announcement(payload: bytes) -> tuple[int, Announcement]:

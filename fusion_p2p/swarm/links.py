@@ -54,13 +54,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkTable:
-    """State. `not_before`: when a peer that was busy or failed may be probed again. `measuring`: more will be known soon."""
+    """State. `not_before`: when a peer that was busy or failed may be probed again.
+
+    `measuring`: more will be known soon, so also as long as nobody else has been seen.
+    """
 
     me: PeerId
     links: Mapping[PeerId, Link] = field(default_factory=dict)
     not_before: Mapping[PeerId, float] = field(default_factory=dict)
     probing: PeerId | None = None
-    measuring: bool = False
+    measuring: bool = True
     refreshed_at: float = 0.0
 
 
@@ -216,7 +219,8 @@ def _look(state: LinkTable, event: Look, now: float) -> Step:
     state = replace(state, not_before=not_before)
     unknown = _unknown(state, event.others)
     soon = [peer for peer in unknown if not_before.get(peer, now) <= now + SOON_S]
-    state = replace(state, measuring=event.idle and bool(soon))
+    alone = not event.others.keys() - {state.me}
+    state = replace(state, measuring=event.idle and (alone or bool(soon)))
     if not event.idle or state.probing is not None:
         return state, ()
     ready = [peer for peer in unknown if peer not in not_before]

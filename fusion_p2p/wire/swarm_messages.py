@@ -126,6 +126,9 @@ class Register(Message):
     """Plan with exactly so many peers as soon as they are here; None: all that are free once nobody new comes."""
     scheduler: Name = "equal-compute"
     recompute: bool = False
+    schedule: Literal["auto", "gpipe", "1f1b"] = "auto"
+    codec: Name = "none"
+    ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 100.0
 
 
 class LinkEntry(Record):

@@ -62,7 +62,7 @@ def _plain(name: str, annotation: Any, metadata: list[Any]) -> Any:
     if annotation is int:
         return 1 + sum(map(ord, name)) % 97
     if annotation is float:
-        return 0.5
+        return max(0.5, *(float(part.ge) for part in metadata if isinstance(part, annotated_types.Ge)), 0.0)
     if annotation is bytes:
         return name.encode().ljust(_min_length(metadata), b".")[: _max_length(metadata)]
     pattern = next((part.pattern for part in metadata if getattr(part, "pattern", None)), None)

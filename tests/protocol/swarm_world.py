@@ -14,7 +14,9 @@ import fusion_p2p
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
+from fusion_p2p.peer.background import beside
 from fusion_p2p.peer.coordination import Coordination
+from fusion_p2p.peer.link_watch import LinkWatch
 from fusion_p2p.peer.planning import Computed
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.swarm.announcement import MeasuredRates, Profile, Versions
@@ -55,9 +57,10 @@ async def at_once(compute: Callable[[], Computed]) -> Computed:
     return compute()
 
 
-async def _live(presence: Presence, blobs: BlobServer) -> None:
+async def _live(presence: Presence, blobs: BlobServer, watch: LinkWatch | None) -> None:
     await blobs.start()
-    await presence.run()
+    async with beside(*([watch.run()] if watch else [])):
+        await presence.run()
 
 
 class Work:
@@ -65,21 +68,23 @@ class Work:
 
     def __init__(self) -> None:
         self.held: Holding | None = None
+        self.done = 7
 
     def holding(self) -> Holding | None:
         return self.held
 
     def progress(self) -> int:
-        return 7
+        return self.done
 
 
 class World:
     """Peers by number of arrival. Use as an async context manager."""
 
-    def __init__(self, seed: int, settings: SwarmSettings = WAN) -> None:
+    def __init__(self, seed: int, settings: SwarmSettings = WAN, *, measuring: bool = False) -> None:
         self.network = SimulatedNetwork(seed)
         self.settings = settings
         self.presences: dict[PeerId, Presence] = {}
+        self.measuring = measuring
         self.work: dict[PeerId, Work] = {}
         self.nodes: dict[PeerId, SimulatedPeer] = {}
         self._tasks: dict[PeerId, asyncio.Task[None]] = {}
@@ -104,7 +109,8 @@ class World:
         self.presences[node.peer_id], self.work[node.peer_id], self.nodes[node.peer_id] = presence, work, node
         blobs = BlobServer(node.transport)
         Coordination(node.transport, presence, blobs, clock, self.settings, in_thread=at_once)
-        self._tasks[node.peer_id] = asyncio.get_running_loop().create_task(_live(presence, blobs))
+        watch = LinkWatch(node.transport, presence, work, clock) if self.measuring else None
+        self._tasks[node.peer_id] = asyncio.get_running_loop().create_task(_live(presence, blobs, watch))
         return presence
 
     async def stop(self, peer: PeerId) -> None:

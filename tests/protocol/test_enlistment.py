@@ -15,11 +15,12 @@ from fusion_p2p.graph.slices import cut
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedPeer
 from fusion_p2p.owner.enlistment import Enlisted, enlist, swarm_status
+from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.plan.encoding import check_plan
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.job_messages import Content, OptimiserSettings
 from fusion_p2p.wire.swarm_messages import Holding, Register
-from tests.protocol.swarm_world import PROFILE, World, eventually, in_virtual_time
+from tests.protocol.swarm_world import PROFILE, LoopClock, World, eventually, in_virtual_time
 from tests.unit.chain_graphs import chain
 
 GRAPH = chain(6)
@@ -32,6 +33,7 @@ class Owner:
     def __init__(self, world: World, job: str = JOB, peers: int | None = None, graph: bytes | None = None) -> None:
         self.node: SimulatedPeer = world.network.join()
         self.blobs = BlobServer(self.node.transport)
+        self.links = OwnLinks(self.node.peer_id, LoopClock())
         self.said: list[str] = []
         encoded = encode_graph(GRAPH) if graph is None else graph
         self.register = Register(
@@ -48,7 +50,14 @@ class Owner:
     async def enlist(self, no_peers_timeout_s: float = 30.0) -> Enlisted:
         await self.blobs.start()
         transport, directory = self.node.transport, self.node.directory
-        return await enlist(transport, directory, self.register, report=self.said.append, no_peers_timeout_s=no_peers_timeout_s)
+        return await enlist(
+            transport,
+            directory,
+            self.register,
+            report=self.said.append,
+            own_links=self.links,
+            no_peers_timeout_s=no_peers_timeout_s,
+        )
 
     def heard(self, fragment: str) -> bool:
         return any(fragment in line for line in self.said)

@@ -58,8 +58,8 @@ async def served(host: SimulatedPeer, learnt: dict[PeerId, Measured] | None = No
 def test_both_sides_learn_the_links_as_they_are_within_seconds(up_mbit: float, down_mbit: float, latency_s: float) -> None:
     async def scenario() -> None:
         async with SimulatedNetwork(1) as network:
-            there = Link(latency_s=latency_s, bytes_per_s=up_mbit * MBIT)
-            back = Link(latency_s=latency_s, bytes_per_s=down_mbit * MBIT)
+            there = Link(latency_s=latency_s, bytes_per_s=up_mbit * MBIT, buffer_bytes=1 << 20)
+            back = Link(latency_s=latency_s, bytes_per_s=down_mbit * MBIT, buffer_bytes=2 << 20)
             asker, host = await pair(network, there, back)
             learnt: dict[PeerId, Measured] = {}
             await served(host, learnt)

@@ -80,7 +80,14 @@ def test_in_a_large_swarm_a_few_are_and_some_of_them_near() -> None:
 
 def test_who_was_probed_by_the_other_side_need_not_probe() -> None:
     table = after(LinkTable(ME), *(Probed(peer, 0.01, 1e6, 1e6) for peer in peers(5)))
-    assert look(table, peers(5)) == (table, None)
+    table, nobody = look(table, peers(5))
+    assert nobody is None
+    assert not table.measuring
+
+
+def test_who_has_seen_nobody_yet_has_still_to_measure() -> None:
+    assert LinkTable(ME).measuring
+    assert look(LinkTable(ME), {ME: True})[0].measuring
 
 
 def test_nobody_is_probed_while_at_work() -> None:

@@ -85,6 +85,7 @@ def test_near_but_slow_is_no_site_whatever_the_addresses_say() -> None:
     slow = {("a", "b"): (0.2, 100.0), ("b", "a"): (0.2, 100.0)}
     assert network(peers, {}).sites.tolist() == [0, 0, 0]
     assert network(peers[:2], slow).sites.tolist() == [0, 1]
+    assert network(peers, slow).sites.tolist() == [0, 1, 2], "c is not their bridge"
     strangers = [peer("a", local_network="192.168.1", public_host="198.51.100.1"), peer("b", local_network="192.168.1")]
     assert network(strangers, {}).sites.tolist() == [0, 1], "every second home has this network"
 

@@ -1,0 +1,196 @@
+"""Peers measure their links beside everything else; the coordinator plans for the network they found, the owner included."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+
+from fusion_p2p.ids import PeerId
+from fusion_p2p.net.memory_pipe import Link
+from fusion_p2p.peer import planning
+from fusion_p2p.plan.measured import LinkFigures, network_of
+from fusion_p2p.plan.network import Network
+from fusion_p2p.swarm.links import TARGETS, merged
+from fusion_p2p.wire.swarm_messages import Holding, Links
+from tests.protocol.swarm_world import World, eventually, in_virtual_time
+from tests.protocol.test_enlistment import JOB, OTHER_JOB, Owner, finished, start
+
+MBIT = 1e6 / 8
+LAN = Link(latency_s=0.0002, bytes_per_s=940 * MBIT)
+
+
+def shape(world: World, up_mbit: dict[PeerId, float], latency_s: float = 0.02) -> None:
+    """Every pair as fast as the slower one's line."""
+    for a, b in itertools.permutations(up_mbit, 2):
+        world.network.wire(a, b).link = Link(latency_s=latency_s, bytes_per_s=min(up_mbit[a], 100) * MBIT)
+
+
+async def tables(world: World) -> dict[PeerId, Links]:
+    return await world.leader.links_of(world.presences)
+
+
+async def measured(world: World, within_s: float) -> dict[PeerId, Links]:
+    """The tables when nobody measures any more."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        told = await tables(world)
+        if len(told) == len(world.presences) and not any(table.measuring for table in told.values()):
+            return told
+        assert loop.time() - began < within_s
+        await asyncio.sleep(0.2)
+
+
+def all_links(told: dict[PeerId, Links]) -> dict[tuple[PeerId, PeerId], LinkFigures]:
+    return merged({peer: table.entries for peer, table in told.items()})
+
+
+@pytest.mark.row(40)
+def test_a_small_swarm_knows_all_its_links_within_seconds() -> None:
+    async def scenario() -> None:
+        async with World(1, measuring=True) as world:
+            peers = [world.add().me for _ in range(6)]
+            shape(world, dict(zip(peers, (8, 16, 100, 20, 50, 30), strict=True)))
+            await eventually(world.complete, within_s=10.0)
+            links = all_links(await measured(world, within_s=25.0))
+            assert set(links) == set(itertools.permutations(peers, 2))
+            for (a, b), figures in links.items():
+                real = world.network.wire(a, b).link
+                assert figures.bytes_per_s == pytest.approx(real.bytes_per_s, rel=0.2)
+                assert figures.latency_s == pytest.approx(real.latency_s, rel=0.2)
+
+    in_virtual_time(scenario())
+
+
+def test_measuring_delays_neither_joining_nor_beats() -> None:
+    async def scenario() -> None:
+        async with World(2, measuring=True) as world:
+            peers = [world.add().me for _ in range(5)]
+            shape(world, dict.fromkeys(peers, 2.0))
+            await eventually(world.complete, within_s=8.0)
+            await measured(world, within_s=30.0)
+            assert world.complete()
+
+    in_virtual_time(scenario())
+
+
+def test_in_a_large_swarm_a_peer_measures_a_few_links_and_a_newcomer_too() -> None:
+    async def scenario() -> None:
+        async with World(3, measuring=True) as world:
+            for _ in range(12):
+                world.add()
+            await eventually(world.complete, within_s=20.0)
+            told = await measured(world, within_s=90.0)
+            counts = [len(table.entries) for table in told.values()]
+            assert min(counts) >= TARGETS
+            assert np.mean(counts) < 11, "not everybody"
+            newcomer = world.add().me
+            await eventually(world.complete, within_s=20.0)
+            told = await measured(world, within_s=30.0)
+            assert len(told[newcomer].entries) >= TARGETS
+
+    in_virtual_time(scenario())
+
+
+def test_the_plan_is_made_for_the_links_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks: list[Network] = []
+
+    def spy(*arguments: object) -> Network:
+        networks.append(network_of(*arguments))  # type: ignore[arg-type]
+        return networks[-1]
+
+    monkeypatch.setattr(planning, "network_of", spy)
+
+    async def scenario() -> None:
+        async with World(4, measuring=True) as world:
+            peers = [world.add().me for _ in range(4)]
+            shape(world, dict(zip(peers, (8, 16, 30, 50), strict=True)))
+            for a, b in itertools.permutations(peers[2:], 2):
+                world.network.wire(a, b).link = LAN
+            owner = Owner(world, peers=4)
+            for peer in peers:
+                world.network.wire(owner.node.peer_id, peer).link = Link(latency_s=0.015, bytes_per_s=5 * MBIT)
+                world.network.wire(peer, owner.node.peer_id).link = Link(latency_s=0.015, bytes_per_s=40 * MBIT)
+            enlisted = await finished(start(owner.enlist()), 25.0)
+            assert owner.heard("measuring links")
+            assert set(enlisted.plan.peers) <= set(peers)
+            (network,) = networks
+            nodes = [*network.peers, owner.node.peer_id]
+            for (i, a), (j, b) in itertools.permutations(enumerate(nodes), 2):
+                real = world.network.wire(a, b).link
+                assert 1 / network.beta_s[i, j] == pytest.approx(real.bytes_per_s, rel=0.2), (i, j)
+                assert network.alpha_s[i, j] == pytest.approx(real.latency_s, rel=0.2, abs=2e-4), (i, j)
+            near = network.sites[[network.peers.index(peer) for peer in peers]]
+            assert near[2] == near[3]
+            assert len(set(near)) == 3
+
+    in_virtual_time(scenario())
+
+
+def test_who_works_is_neither_probed_nor_waited_for_and_plans_are_made_without() -> None:
+    async def scenario() -> None:
+        async with World(5, measuring=True) as world:
+            for _ in range(3):
+                world.add()
+            for work in world.work.values():
+                work.held = Holding(job=JOB, slices=(0,))
+
+            async def compute() -> None:
+                while True:
+                    for work in world.work.values():
+                        work.done += 1
+                    await asyncio.sleep(0.5)
+
+            computing = asyncio.ensure_future(compute())
+            await eventually(world.complete, within_s=10.0)
+            await asyncio.sleep(10.0)
+            told = await tables(world)
+            assert all(table.entries == () and not table.measuring for table in told.values())
+            owner = Owner(world, peers=3)
+            await finished(start(owner.enlist()), 10.0)
+            computing.cancel()
+            await asyncio.sleep(5.0)
+            links = all_links(await measured(world, within_s=60.0))
+            assert len(links) == 6, "once idle they measure"
+
+    in_virtual_time(scenario())
+
+
+def test_what_a_peer_found_is_announced_and_replaces_a_table_that_cannot_be_had() -> None:
+    async def scenario() -> None:
+        async with World(6, measuring=True) as world:
+            peers = [world.add().me for _ in range(3)]
+            shape(world, dict(zip(peers, (8, 16, 30), strict=True)))
+            await eventually(world.complete, within_s=10.0)
+            await measured(world, within_s=20.0)
+            await asyncio.sleep(5.0)
+            for present in world.leader.members():
+                assert present.announcement is not None
+                line = present.announcement.line
+                mine = {other: world.network.wire(present.peer, other).link for other in peers if other != present.peer}
+                assert line.up_bytes_per_s == pytest.approx(max(link.bytes_per_s for link in mine.values()), rel=0.2)
+                assert {link.peer for link in line.links} == set(mine)
+
+    in_virtual_time(scenario())
+
+
+def test_a_job_of_peers_that_work_for_another_waits_as_before() -> None:
+    async def scenario() -> None:
+        async with World(7, measuring=True) as world:
+            for _ in range(2):
+                world.add()
+            await eventually(world.complete, within_s=10.0)
+            for work in world.work.values():
+                work.held = Holding(job=OTHER_JOB, slices=(0,))
+            await asyncio.sleep(2.0)
+            owner = Owner(world, peers=2)
+            enlisting = start(owner.enlist())
+            await eventually(lambda: owner.heard("0 peers free"), within_s=10.0)
+            for work in world.work.values():
+                work.held = None
+            assert (await finished(enlisting, 20.0)).plan.peers
+
+    in_virtual_time(scenario())
