@@ -223,14 +223,3 @@ def _decode_bf16(data: Tensor) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).float()
-
-
-class _Dense:
-    def encode(self, tensor: Tensor) -> memoryview:
-        return to_bytes(tensor)
-
-    def decode(self, data: Buffer, type: TensorType, device: torch.device) -> Tensor:
-        return from_bytes(data, type, device)
-
-
-CODECS = {"none": _Dense()}

@@ -21,6 +21,7 @@ from fusion_p2p.job import credits as outboxes
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.blobs import read_chunks, write_chunks
 from fusion_p2p.net.reconnecting import keep_open, until_reset
+from fusion_p2p.wire.codecs import NONE, CodecSpec, accepts, effective, payload_bytes
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, decode_header, encode_header
 
 VALUES_PROTOCOL = "/fusion/values/1"
@@ -151,11 +152,19 @@ class _Incoming:
     answers: asyncio.Queue[Header]
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a payload must be: a value of this type, or its gradient, under this codec of the plan."""
+
+    type: TensorType
+    codec: CodecSpec = NONE
+
+
 class Inlet(Protocol):
     """A run that takes values here."""
 
-    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
-        """The declared type of the value that this peer sends now. WireError when it may not, or has no credit for it."""
+    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
+        """Type and codec of the value that this peer sends now. WireError when it may not, or has no credit for it."""
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         """Take the value, or answer with an acknowledgement. WireError when it breaks the edge's credits."""
@@ -221,16 +230,22 @@ class ValueReceiver:
         inlet = self._inlets.get(header.run)
         if inlet is None:
             raise WireError(f"{stream.remote} sent a value of epoch {header.run.epoch}, which does not run here")
-        declared = inlet.expected(header.edge, header.moment, stream.remote)
-        inlet.deliver(header.edge, header.moment, await self._payload(stream, header, declared))
+        expected = inlet.expected(header.edge, header.moment, stream.remote)
+        inlet.deliver(header.edge, header.moment, await self._payload(stream, header, expected))
 
-    async def _payload(self, stream: Stream, header: Header, declared: TensorType) -> Payload:
+    async def _payload(self, stream: Stream, header: Header, expected: Expected) -> Payload:
+        declared = expected.type
         if header.kind is FrameKind.NONE:
             return NOTHING
         if header.type is None or replace(header.type, grad=declared.grad) != declared:
             raise WireError(f"{stream.remote} sent value {header.edge.value} as {header.type}, declared {declared}")
-        if header.payload_bytes != declared.num_bytes:
-            raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {declared.num_bytes}")
+        codec = effective(expected.codec, declared).family
+        if header.codec != codec:
+            raise WireError(f"{stream.remote} sent value {header.edge.value} coded as {header.codec}, planned is {codec}")
+        backward = header.edge.direction is Direction.BACKWARD
+        if not accepts(expected.codec, declared, header.payload_bytes, backward=backward):
+            most = payload_bytes(expected.codec, declared, backward=backward)[1]
+            raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {most}")
         data = memoryview(await read_chunks(stream, header.payload_bytes, self._count_chunk))
         self.bytes_received += HEADER_BYTES + len(data)
         return Payload(declared, data, header.codec)

@@ -26,16 +26,17 @@ from fusion_p2p.graph.schema import MAX_GRAPH_BYTES, Graph
 from fusion_p2p.graph.slices import Cut, cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import Digest, JobId, PeerId
-from fusion_p2p.job.topology import ReplicaEdges, as_evaluation, replica_edges
+from fusion_p2p.job.topology import ReplicaEdges, replica_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobReader
+from fusion_p2p.peer.edge_codecs import EdgeCodecs, planned_codecs
 from fusion_p2p.peer.epoch_work import BuiltEpoch
 from fusion_p2p.peer.tasks import SliceTasks
 from fusion_p2p.plan.encoding import check_plan, decode_plan
 from fusion_p2p.plan.memory import gib, holding_of, num_moments, slice_bytes
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.blob_messages import FetchTensor
-from fusion_p2p.wire.frames import Edge, RunId
+from fusion_p2p.wire.frames import RunId
 from fusion_p2p.wire.job_messages import Contact, Content, Prepare
 
 log = logging.getLogger(__name__)
@@ -139,19 +140,7 @@ def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, 
         recompute=planned.recompute,
         turns=edges.own_turns,
     )
-    return SliceTasks(graph, edges, executor, device, _codecs(site, edges))
-
-
-def _codecs(site: _Site, edges: ReplicaEdges) -> dict[Edge, str]:
-    """The codec of every edge that leaves a replica: a gradient takes that of its value."""
-    planned = {(edge.value, edge.source, edge.target): edge.codec for edge in site.plan.edges}
-    chosen: dict[Edge, str] = {}
-    for edge in edges.forward_out:
-        codec = planned[edge.value, edges.slice, site.edges[edge.target].slice]
-        chosen |= {edge: codec, as_evaluation(edge): codec}
-    for edge in edges.backward_out:
-        chosen[edge] = planned[edge.value, site.edges[edge.target].slice, edges.slice]
-    return chosen
+    return SliceTasks(graph, edges, executor, EdgeCodecs(graph, edges, planned_codecs(site.plan, site.edges), device))
 
 
 async def _fetch_tensors(

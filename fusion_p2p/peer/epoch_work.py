@@ -21,9 +21,11 @@ from fusion_p2p.job import flow as flows
 from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
 from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, edge_credits
 from fusion_p2p.net.base import Transport
-from fusion_p2p.net.values import Payload, ValueReceiver, ValueSender
+from fusion_p2p.net.values import Expected, Payload, ValueReceiver, ValueSender
+from fusion_p2p.peer.edge_codecs import as_forward, planned_codecs
 from fusion_p2p.peer.tasks import Outcome, SliceTasks
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.codecs import NONE
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment, RunId
 from fusion_p2p.wire.job_messages import Applied, Commit, EvalReport, Failed, Lost, Skip, StepReport
 from fusion_p2p.wire.messages import Message
@@ -105,6 +107,7 @@ class EpochWork:
         self._built, self._receiver, self._thread, self._tell = built, receiver, thread, tell
         self._me = transport.peer_id
         self._credits = edge_credits(built.plan, built.edges)
+        self._codecs = planned_codecs(built.plan, built.edges)
         self._peer_of = built.peer_of
         self._flows = {number: built.flow(number) for number in built.tasks}
         self._mailbox: dict[tuple[Edge, Moment], Payload] = {}
@@ -128,14 +131,16 @@ class EpochWork:
             group.create_task(self._sender.run())
             group.create_task(self._compute())
 
-    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
-        """The declared type of the value that this peer sends now. WireError when it may not."""
+    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
+        """Type and codec of the value that this peer sends now. WireError when it may not."""
         if edge.target not in self._flows or edge not in self._credits or self._peer_of[edge.source] != sender:
             raise WireError(f"{sender} may not send value {edge.value} to replica {edge.target}")
         if edge.direction is not Direction.EVALUATE and moment.micro_batch >= self._built.plan.micro_batches:
             raise WireError(f"micro-batch {moment.micro_batch} of {self._built.plan.micro_batches}")
         flows.refuse_without_credit(self._flows[edge.target], flows.Arrived(edge, moment, self._credits[edge]))
-        return _TRIGGER_TYPE if edge.value == TRIGGER else self._built.graph.types[edge.value]
+        if edge.value == TRIGGER:
+            return Expected(_TRIGGER_TYPE)
+        return Expected(self._built.graph.types[edge.value], self._codecs.get(as_forward(edge), NONE))
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         """Put a value into the mailbox. WireError when it is a nothing where a value belongs, or comes without credit."""

@@ -7,19 +7,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from fusion_p2p.compress.codec import CODECS
-from fusion_p2p.errors import SliceFailed
+from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
 from fusion_p2p.execute.state import Snapshot
 from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.flow import Task, TaskKind
 from fusion_p2p.job.topology import TRIGGER, ReplicaEdges
-from fusion_p2p.net.values import NOTHING, Payload
-from fusion_p2p.wire.frames import Direction, Edge
+from fusion_p2p.net.values import Payload
+from fusion_p2p.peer.edge_codecs import EdgeCodecs
+from fusion_p2p.wire.frames import Direction, Edge, Moment
 from fusion_p2p.wire.job_messages import Commit, Skip
 
 
@@ -38,11 +37,8 @@ class Outcome:
 class SliceTasks:
     """Runs the tasks of one replica of a slice. All calls belong on the compute thread."""
 
-    def __init__(
-        self, graph: Graph, edges: ReplicaEdges, executor: SliceExecutor, device: torch.device, codec_of: Mapping[Edge, str]
-    ) -> None:
-        """`codec_of` names the codec of edges that do not send their values dense."""
-        self._graph, self._edges, self._executor, self._device, self._codec_of = graph, edges, executor, device, codec_of
+    def __init__(self, graph: Graph, edges: ReplicaEdges, executor: SliceExecutor, codecs: EdgeCodecs) -> None:
+        self._graph, self._edges, self._executor, self._codecs = graph, edges, executor, codecs
         self._loss = graph.outputs[0]
 
     def perform(self, task: Task, taken: Mapping[Edge, Payload], decision: Commit | Skip | None) -> Outcome:
@@ -59,6 +55,7 @@ class SliceTasks:
     def abort(self) -> None:
         """Forget the open step."""
         self._executor.abort_step()
+        self._codecs.forget()
 
     def _perform(self, task: Task, taken: Mapping[Edge, Payload], decision: Commit | Skip | None) -> Outcome:
         match task.kind:
@@ -67,12 +64,13 @@ class SliceTasks:
             case TaskKind.BACKWARD:
                 return self._backward(task, taken)
             case TaskKind.SHARE:
-                return Outcome(self._share(self._edges.gradients_out))
+                return Outcome(self._share(self._edges.gradients_out, task.moment))
             case TaskKind.REPORT:
-                return self._report(taken)
+                return self._report(taken, task.moment)
             case TaskKind.UPDATE | TaskKind.SKIP:
+                self._codecs.forget()
                 if isinstance(decision, Commit):
-                    self._take_sums(taken)
+                    self._take_sums(taken, task.moment)
                     self._executor.update(task.moment.step, decision.clip, decision.rate)
                 else:
                     self._executor.skip(task.moment.step)
@@ -80,50 +78,67 @@ class SliceTasks:
                 return Outcome(snapshot=self._executor.state.snapshot() if wanted else None)
 
     def _forward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
-        arrived = {edge.value: self._decode(edge, payload) for edge, payload in taken.items() if edge.value != TRIGGER}
+        arrived = self._tensors({edge: payload for edge, payload in taken.items() if edge.value != TRIGGER}, task.moment)
         training = task.kind is TaskKind.FORWARD
         run = self._executor.forward if training else self._executor.evaluate
-        values = run(task.moment.step, task.moment.micro_batch, arrived)
+        values = run(task.moment.step, task.moment.micro_batch, {edge.value: tensor for edge, tensor in arrived.items()})
         direction = Direction.FORWARD if training else Direction.EVALUATE
         edges = self._edges.departures(direction, task.moment.micro_batch)
-        sends = tuple((edge, self._encode(edge, values[edge.value])) for edge in edges)
+        sends = self._payloads(edges, task.moment, values)
         loss = float(values[self._loss]) if self._loss in values else None
         return Outcome(sends, loss, note=first_non_finite(self._graph, values) or "")
 
     def _backward(self, task: Task, taken: Mapping[Edge, Payload]) -> Outcome:
         gradients: dict[int, list[Tensor | None]] = defaultdict(list)
         for edge, payload in taken.items():
-            gradients[edge.value].append(None if payload.type is None else self._decode(edge, payload))
+            gradients[edge.value].append(self._codecs.decode(edge, task.moment, payload))
         received = self._executor.backward(task.moment.step, task.moment.micro_batch, gradients)
         leaving = self._edges.departures(Direction.BACKWARD, task.moment.micro_batch)
-        return Outcome(tuple((edge, self._encode(edge, received.get(edge.value))) for edge in leaving))
+        sends = self._payloads(leaving, task.moment, received)
+        return Outcome(sends, note=self._refused(sends, received))
 
-    def _report(self, taken: Mapping[Edge, Payload]) -> Outcome:
+    def _report(self, taken: Mapping[Edge, Payload], moment: Moment) -> Outcome:
         """As the home of shared parameters agree on them, in the order of replicas, and send that; then the squares."""
         others: dict[int, dict[int, Tensor]] = defaultdict(dict)
-        for edge in self._edges.gradients_in:
-            others[edge.value][edge.source] = self._decode(edge, taken[edge])
+        for edge, tensor in self._tensors({edge: taken[edge] for edge in self._edges.gradients_in}, moment).items():
+            others[edge.value][edge.source] = tensor
         for value, terms in others.items():
             terms[self._edges.replica] = self._executor.shared(value)
             holders = sorted(terms)
             counts = [self._edges.turns_of(holder).before(self._executor.micro_batches) for holder in holders]
             self._executor.set_shared(value, self._executor.combine(value, [terms[holder] for holder in holders], counts))
-        return Outcome(self._share(self._edges.sums_out), squares=self._executor.squares(self._edges.answers))
+        return Outcome(self._share(self._edges.sums_out, moment), squares=self._executor.squares(self._edges.answers))
 
-    def _share(self, edges: Sequence[Edge]) -> tuple[tuple[Edge, Payload], ...]:
+    def _share(self, edges: Sequence[Edge], moment: Moment) -> tuple[tuple[Edge, Payload], ...]:
         """Copies, once per parameter: an update must not change what is still being sent."""
-        copies = {edge.value: self._encode(edge, self._executor.shared(edge.value).clone()) for edge in edges}
-        return tuple((edge, copies[edge.value]) for edge in edges)
+        copies = {value: self._executor.shared(value).clone() for value in {edge.value for edge in edges}}
+        return self._payloads(edges, moment, copies)
 
-    def _take_sums(self, taken: Mapping[Edge, Payload]) -> None:
-        for edge in self._edges.sums_in:
-            self._executor.set_shared(edge.value, self._decode(edge, taken[edge]))
+    def _take_sums(self, taken: Mapping[Edge, Payload], moment: Moment) -> None:
+        for edge, tensor in self._tensors({edge: taken[edge] for edge in self._edges.sums_in}, moment).items():
+            self._executor.set_shared(edge.value, tensor)
 
-    def _decode(self, edge: Edge, payload: Payload) -> Tensor:
-        return CODECS[payload.codec].decode(payload.data, self._graph.types[edge.value], self._device)
+    def _tensors(self, taken: Mapping[Edge, Payload], moment: Moment) -> dict[Edge, Tensor]:
+        """Values that arrived. WireError for an explicit nothing, which has no place here."""
+        tensors: dict[Edge, Tensor] = {}
+        for edge, payload in taken.items():
+            tensor = self._codecs.decode(edge, moment, payload)
+            if tensor is None:
+                raise WireError(f"nothing was sent where value {edge.value} belongs")
+            tensors[edge] = tensor
+        return tensors
 
-    def _encode(self, edge: Edge, tensor: Tensor | None) -> Payload:
-        if tensor is None:
-            return NOTHING
-        codec = self._codec_of.get(edge, "none")
-        return Payload(self._graph.types[edge.value], CODECS[codec].encode(tensor), codec)
+    def _payloads(
+        self, edges: Sequence[Edge], moment: Moment, values: Mapping[int, Tensor | None]
+    ) -> tuple[tuple[Edge, Payload], ...]:
+        return tuple((edge, self._codecs.encode(edge, moment, values.get(edge.value))) for edge in edges)
+
+    def _refused(self, sends: Sequence[tuple[Edge, Payload]], gradients: Mapping[int, Tensor | None]) -> str:
+        """Which gradient a codec refused to send, if any: one that is not finite."""
+        for edge, payload in sends:
+            gradient = gradients.get(edge.value)
+            if payload.codec != "none" and not payload.data and gradient is not None:
+                return "gradient of " + (
+                    first_non_finite(self._graph, {edge.value: gradient}) or f"value {edge.value} is refused"
+                )
+        return ""

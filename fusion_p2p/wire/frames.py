@@ -33,6 +33,7 @@ from enum import IntEnum
 from fusion_p2p.errors import WireError
 from fusion_p2p.graph.schema import DTYPE_BYTES, MAX_RANK, TensorType
 from fusion_p2p.ids import JobId
+from fusion_p2p.wire.codecs import FAMILIES
 
 MAGIC = b"FV"
 VERSION = 1
@@ -43,7 +44,7 @@ MAX_CHUNK_BYTES = 256 << 10
 MAX_PAYLOAD_BYTES = 4 << 30
 
 DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
-CODECS: tuple[str, ...] = ("none",)
+CODECS = FAMILIES
 
 _LAYOUT = struct.Struct("<2sBB16sIIIIIHHBBBB8IQ")
 HEADER_BYTES = _LAYOUT.size

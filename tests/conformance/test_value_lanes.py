@@ -14,7 +14,8 @@ from fusion_p2p.errors import StreamClosed, WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Stream, Transport
-from fusion_p2p.net.values import NOTHING, VALUES_PROTOCOL, Payload, ValueReceiver, ValueSender
+from fusion_p2p.net.values import NOTHING, VALUES_PROTOCOL, Expected, Payload, ValueReceiver, ValueSender
+from fusion_p2p.wire.codecs import NONE, CodecSpec, forward_bytes, parse
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, encode_header
 from tests.conformance.harness import Harness, eventually
 
@@ -31,14 +32,15 @@ class Reader:
 
     sender: PeerId
     declared: TensorType = TYPE
+    codec: CodecSpec = NONE
     got: list[tuple[Edge, Moment, bytes]] = field(default_factory=list)
     asked: int = 0
 
-    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> TensorType:
+    def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
         self.asked += 1
         if sender != self.sender:
             raise WireError(f"{sender} is not {self.sender}")
-        return self.declared
+        return Expected(self.declared, self.codec)
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         if (edge, moment) not in [(known, at) for known, at, _ in self.got]:
@@ -171,6 +173,35 @@ async def test_a_header_that_claims_four_gigabytes_allocates_nothing(harness: Ha
         await stream.close()
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert not reader.got
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "taken"),
+    [
+        ("none", TYPE.num_bytes, False),
+        ("bf16", TYPE.num_bytes // 2, False),
+        ("int8", 1, False),
+        ("int8", forward_bytes(parse("int8"), TYPE) + 1, False),
+        ("int8", forward_bytes(parse("int8"), TYPE), True),
+        ("int8", 0, True),
+    ],
+)
+async def test_only_the_planned_codec_and_its_size_are_read(harness: Harness, codec: str, size: int, taken: bool) -> None:
+    there, here = await harness.peer(), await harness.peer()
+    receiver, reader = ValueReceiver(there.transport), Reader(here.identity.peer_id, codec=parse("int8"))
+    await receiver.start()
+    receiver.open_inlet(RUN, reader)
+    stream = await opened(here.transport, there.identity.peer_id)
+    await stream.write(encode_header(Header(FrameKind.VALUE, RUN, Moment(1, 0), EDGE, TYPE, codec, size)) + bytes(size))
+    if taken:
+        await eventually(lambda: bool(reader.got), timeout_s=30)
+        assert len(reader.got[0][2]) == size
+        await stream.close()
+    else:
+        with pytest.raises(StreamClosed):
+            async with asyncio.timeout(10):
+                await stream.read_exactly(1)
+        assert not reader.got
 
 
 async def opened(transport: Transport, peer: PeerId) -> Stream:

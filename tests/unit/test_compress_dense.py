@@ -5,12 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_p2p.compress.codec import CODECS
 from fusion_p2p.compress.dense import from_bytes, to_bytes, type_of
 from fusion_p2p.errors import WireError
 from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import DTYPE_BYTES, TensorType
-from fusion_p2p.wire import frames
 
 CPU = torch.device("cpu")
 
@@ -84,13 +82,3 @@ def test_booleans_are_zero_or_one():
 def test_dtype_without_a_name_is_refused():
     with pytest.raises(ValueError, match="no place on the wire"):
         type_of(torch.zeros(1, dtype=torch.complex64))
-
-
-def test_codec_table_is_that_of_the_frames_and_sizes_are_known_before():
-    assert tuple(CODECS) == frames.CODECS
-    tensor = random_tensor(torch.bfloat16, (7, 3), 1)
-    for name, codec in CODECS.items():
-        assert codec.name == name
-        payload = codec.encode(tensor)
-        assert payload.nbytes == codec.wire_bytes(type_of(tensor))
-        assert same_bits(codec.decode(payload, type_of(tensor), CPU), tensor)

@@ -1,0 +1,85 @@
+"""The codecs of all edges of one replica: tensors to payloads and back, on the compute thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fusion_p2p.compress.codec import EdgeCodec
+from fusion_p2p.compress.dense import from_bytes, to_bytes
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.job.topology import ReplicaEdges
+from fusion_p2p.net.values import NOTHING, Payload
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.codecs import CodecSpec, parse
+from fusion_p2p.wire.frames import Direction, Edge, Moment
+
+
+def planned_codecs(plan: Plan, edges: Sequence[ReplicaEdges]) -> dict[Edge, CodecSpec]:
+    """What the plan says of every edge between replicas, by its forward direction."""
+    planned = {(edge.value, edge.source, edge.target): parse(edge.codec) for edge in plan.edges}
+    slice_of = {part.replica: part.slice for part in edges}
+    return {edge: planned[edge.value, slice_of[edge.source], part.slice] for part in edges for edge in part.forward_in}
+
+
+def as_forward(edge: Edge) -> Edge:
+    """The edge on which the value travels that this one carries, or carries the gradient of."""
+    ends = (edge.target, edge.source) if edge.direction is Direction.BACKWARD else (edge.source, edge.target)
+    return Edge(edge.value, *ends, Direction.FORWARD)
+
+
+class EdgeCodecs:
+    """One codec per edge to or from a replica; feeds and sums of gradients travel as they are."""
+
+    def __init__(self, graph: Graph, edges: ReplicaEdges, planned: Mapping[Edge, CodecSpec], device: torch.device) -> None:
+        self._types, self._device = graph.types, device
+        self._codecs = {
+            edge: EdgeCodec(planned[edge], graph.types[edge.value], device, (edge.value, edge.source, edge.target))
+            for edge in edges.forward_in + edges.forward_out
+        }
+
+    def encode(self, edge: Edge, moment: Moment, tensor: Tensor | None) -> Payload:
+        """What is sent; without a tensor an explicit nothing."""
+        codec = self._of(edge)
+        if tensor is None:
+            if codec is not None:
+                codec.drop(moment)
+            return NOTHING
+        type_ = self._types[edge.value]
+        if codec is None:
+            return Payload(type_, to_bytes(tensor))
+        match edge.direction:
+            case Direction.FORWARD:
+                data = codec.encode_forward(moment, tensor)
+            case Direction.EVALUATE:
+                data = codec.encode_evaluation(tensor)
+            case _:
+                data = codec.encode_backward(moment, tensor)
+        return Payload(type_, data, codec.family)
+
+    def decode(self, edge: Edge, moment: Moment, payload: Payload) -> Tensor | None:
+        """What arrived; None for an explicit nothing. WireError for what no encoder could have made."""
+        codec = self._of(edge)
+        if payload.type is None:
+            if codec is not None:
+                codec.drop(moment)
+            return None
+        if codec is None:
+            return from_bytes(payload.data, payload.type, self._device)
+        match edge.direction:
+            case Direction.FORWARD:
+                return codec.decode_forward(moment, payload.data)
+            case Direction.EVALUATE:
+                return codec.decode_evaluation(payload.data)
+            case _:
+                return codec.decode_backward(moment, payload.data)
+
+    def forget(self) -> None:
+        """The open step is over."""
+        for codec in self._codecs.values():
+            codec.forget()
+
+    def _of(self, edge: Edge) -> EdgeCodec | None:
+        return None if edge.direction is Direction.TIED else self._codecs.get(as_forward(edge))
