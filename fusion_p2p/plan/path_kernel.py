@@ -62,7 +62,7 @@ class Groups(NamedTuple):
     """Groups of peers that may hold a stage: for each place j where one ends, and size q. Arrays are (n, Q) but `sizes` (Q,).
 
     allowed: whether there is such a group. slowest: the peer whose seconds count for the fill. share: seconds per micro-batch
-    of the group as a share of its slowest member's. sync_s, sync_s_per_byte: what summing gradients costs, per step. free_bytes:
+    of the group as a share of its slowest member's. sync_s, sync_s_per_byte: what summing gradients costs a step. free_bytes:
     of the member with least. feed_alpha_s, feed_s_per_byte: from the owner to the member that is worst connected.
     """
 

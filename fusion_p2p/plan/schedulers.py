@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.ids import PeerId
+from fusion_p2p.plan.auto import NAME as AUTO
+from fusion_p2p.plan.auto import auto
 from fusion_p2p.plan.chain import Chain, chain_of
 from fusion_p2p.plan.equal_compute import NAME as EQUAL_COMPUTE
 from fusion_p2p.plan.equal_compute import equal_compute
@@ -30,7 +32,7 @@ ATTEMPTS = 4
 """How often a scheduler is asked again when exact memory refuses its layout."""
 
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
-    {EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}
+    {AUTO: auto, EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}
 )
 
 FIXED = frozenset({EQUAL_NUMBER, EQUAL_COMPUTE, OP_FENCE})
