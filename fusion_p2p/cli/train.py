@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fusion_p2p.cli.addresses import check_addresses
+from fusion_p2p.cli.codecs import check_codec
 from fusion_p2p.cli.flags import Given
 from fusion_p2p.cli.identity_file import claimed_identity
 from fusion_p2p.cli.logs import configure_logging
@@ -16,6 +17,7 @@ def train(given: Given) -> int:
     """Train a model over the peers of a swarm. With --resume RUN, go on where that run ended."""
     config = resolved(given)
     check_addresses(config, config.bootstrap)
+    check_codec(config.codec)
     configure_logging(config.log_level)
     from fusion_p2p.monitor.view import open_view
     from fusion_p2p.owner.driver import run_train  # imports torch and hivemind

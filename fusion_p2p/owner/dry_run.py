@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusion_p2p.config import PlanConfig
-from fusion_p2p.errors import ConfigError, WireError
+from fusion_p2p.errors import ConfigError
 from fusion_p2p.graph.capture import capture
 from fusion_p2p.graph.encoding import encode_graph
 from fusion_p2p.graph.schema import Graph
@@ -27,11 +27,10 @@ from fusion_p2p.plan.pipeline import Pipeline
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.request import NoPlan, PlanRequest
 from fusion_p2p.plan.schedulers import plan, terms_of
-from fusion_p2p.plan.simulate import Timeline, simulate
-from fusion_p2p.wire.codecs import parse
+from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import Timeline
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
-POLICIES = ("none", "uniform", "adatopk", "adaptive")
 SYNTHETIC = "synthetic"
 
 
@@ -83,21 +82,10 @@ def cost_model(config: PlanConfig) -> CostedModel:
     return CostedModel(config.model, graph, workload(graph), time.perf_counter() - started)
 
 
-def check_codec(codec: str) -> None:
-    """ConfigError unless a plan can be asked to use it."""
-    if codec in POLICIES:
-        return
-    try:
-        parse(codec)
-    except WireError as error:
-        raise ConfigError(f"codec: {error}, or one of {', '.join(POLICIES)} for every edge") from None
-
-
 def dry_run(
     config: PlanConfig, model: CostedModel, network: Network, report: Callable[[str], None] = lambda line: None
 ) -> DryRun:
     """Plan for the network and simulate one step. ConfigError, with what is missing, when there is no plan."""
-    check_codec(config.codec)
     report(f"planning over {len(network.peers)} peers")
     started = time.perf_counter()
     request = _request(config, model.graph)
