@@ -1,17 +1,14 @@
-"""The network of a live swarm: what its coordinator knows about the peers that are free to execute slices."""
+"""The network of a live swarm: the peers that are free to execute slices, and the links that were measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import CommonConfig, PlanConfig, StatusConfig, settings_of
-from fusion_p2p.errors import SwarmUnreachable
-from fusion_p2p.ids import PeerId
-from fusion_p2p.owner.enlistment import swarm_status
+from fusion_p2p.owner.swarm_survey import survey
 from fusion_p2p.peer.joining import join_as_guest
-from fusion_p2p.plan.measured import network_of
 from fusion_p2p.plan.network import Network
-from fusion_p2p.plan.request import PeerCapability
 
 
 async def live_network(config: PlanConfig, report: Callable[[str], None], found: Callable[[Network], None]) -> int:
@@ -19,11 +16,8 @@ async def live_network(config: PlanConfig, report: Callable[[str], None], found:
     common = {name: getattr(config, name) for name in settings_of(CommonConfig)}
     guest = StatusConfig(**common, bootstrap=config.bootstrap, timeout_s=config.join_timeout_s)
     async with join_as_guest(guest, report) as joined:
-        reply = await swarm_status(joined.transport, joined.directory, config.join_timeout_s)
-    peers = [
-        PeerCapability(PeerId(peer.peer), peer.free_bytes, peer.flops_per_s) for peer in reply.peers if peer.state == "standby"
-    ]
-    if not peers:
-        raise SwarmUnreachable(f"none of the {len(reply.peers)} peers of network {config.network} is free to execute slices")
-    found(network_of(peers, {}))
+        network = await survey(
+            joined.transport, joined.directory, SystemClock(), timeout_s=config.join_timeout_s, report=report
+        )
+    found(network)
     return 0

@@ -12,7 +12,8 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.monitor.text import harmless, num_bytes, peer_name
 from fusion_p2p.wire.swarm_messages import PeerStatus, StatusReply
 
-HEADINGS = ("peer", "state", "holds", "reachable", "device", "memory", "GFLOP/s", "heard")
+HEADINGS = ("peer", "state", "holds", "reachable", "device", "memory", "GFLOP/s", "Mbit/s up/down", "heard")
+NUMBERS = ("memory", "GFLOP/s", "Mbit/s up/down", "heard")
 
 
 def swarm_json(reply: StatusReply) -> str:
@@ -43,9 +44,7 @@ def _headline(reply: StatusReply) -> str:
 def _peer_table(reply: StatusReply) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in HEADINGS:
-        table.add_column(
-            heading, justify="right" if heading in ("memory", "GFLOP/s", "heard") else "left", no_wrap=heading == "peer"
-        )
+        table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=heading == "peer")
     for peer in reply.peers:
         is_coordinator = reply.coordinator is not None and reply.coordinator.peer == peer.peer
         table.add_row(*(Text(cell) for cell in _row(peer, is_coordinator)))
@@ -63,5 +62,11 @@ def _row(peer: PeerStatus, is_coordinator: bool) -> tuple[str, ...]:
         harmless(peer.device, 32),
         num_bytes(peer.free_bytes),
         f"{peer.flops_per_s / 1e9:,.0f}",
+        f"{_mbit(peer.up_bytes_per_s)}/{_mbit(peer.down_bytes_per_s)}",
         f"{peer.heard_ago_s:.0f} s ago",
     )
+
+
+def _mbit(bytes_per_s: float | None) -> str:
+    """Mbit/s; a dash for what was not measured yet."""
+    return "-" if bytes_per_s is None else f"{bytes_per_s * 8 / 1e6:.{0 if bytes_per_s >= 1.25e6 else 1}f}"

@@ -71,7 +71,7 @@ async def enlist(
     SwarmUnreachable otherwise. As long as somebody answers it waits.
     """
     links = own_links or OwnLinks(transport.peer_id, SystemClock())
-    return await _Enlistment(transport, _Finder(transport, directory), register, links, report).run(no_peers_timeout_s)
+    return await _Enlistment(transport, Finder(transport, directory), register, links, report).run(no_peers_timeout_s)
 
 
 async def swarm_status(transport: Transport, directory: Directory, timeout_s: float) -> StatusReply:
@@ -79,7 +79,11 @@ async def swarm_status(transport: Transport, directory: Directory, timeout_s: fl
 
     SwarmUnreachable or Incompatible when nobody answers in time.
     """
-    finder = _Finder(transport, directory)
+    return await status_by(Finder(transport, directory), timeout_s)
+
+
+async def status_by(finder: Finder, timeout_s: float) -> StatusReply:
+    """The same; `finder` then knows what all have announced."""
     newest: StatusReply | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -96,7 +100,7 @@ def _is_final(reply: StatusReply) -> bool:
     return reply.coordinator is None or reply.coordinator.peer == reply.asked
 
 
-async def _ask_somebody(finder: _Finder) -> StatusReply | None:
+async def _ask_somebody(finder: Finder) -> StatusReply | None:
     for peer in await finder.candidates():
         try:
             reply = expect(await finder.others.ask(peer, StatusRequest(), timeout_s=DIAL_S), StatusReply)
@@ -109,7 +113,7 @@ async def _ask_somebody(finder: _Finder) -> StatusReply | None:
     return None
 
 
-class _Finder:
+class Finder:
     """Whom to ask: the believed coordinator first, then everybody announced."""
 
     def __init__(self, transport: Transport, directory: Directory) -> None:
@@ -159,7 +163,7 @@ class _Enlistment:
     """One job on its way to a plan."""
 
     def __init__(
-        self, transport: Transport, finder: _Finder, register: Register, links: OwnLinks, report: Callable[[str], None]
+        self, transport: Transport, finder: Finder, register: Register, links: OwnLinks, report: Callable[[str], None]
     ) -> None:
         self._transport = transport
         self._finder = finder

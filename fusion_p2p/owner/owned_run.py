@@ -126,6 +126,12 @@ class OwnedRun:
             peers=config.peers,
             scheduler=config.scheduler,
             recompute=config.recompute,
+            schedule=config.pipeline,
+            codec=config.codec,
+            ratio=config.ratio,
+            schedule=config.pipeline,
+            codec=config.codec,
+            ratio=config.ratio,
         )
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:

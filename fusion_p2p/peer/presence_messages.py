@@ -94,6 +94,8 @@ def _peer_status(present: Present) -> PeerStatus:
         fusion_version=announced.versions.fusion if announced else "",
         free_bytes=announced.free_bytes if announced else 0,
         flops_per_s=announced.rates.matmul_flops if announced else 0.0,
+        up_bytes_per_s=announced.line.up_bytes_per_s if announced else None,
+        down_bytes_per_s=announced.line.down_bytes_per_s if announced else None,
         holding=present.holding,
         progress=present.progress,
         heard_ago_s=max(0.0, present.heard_ago_s),

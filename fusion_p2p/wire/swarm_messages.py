@@ -190,6 +190,9 @@ class PeerStatus(Record):
     fusion_version: Name
     free_bytes: Count
     flops_per_s: Finite
+    up_bytes_per_s: BytesPerSecond | None
+    down_bytes_per_s: BytesPerSecond | None
+    """What it was seen to send and receive at best; None: not measured yet."""
     holding: Holding | None
     progress: Count
     heard_ago_s: Seconds

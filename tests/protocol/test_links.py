@@ -10,12 +10,13 @@ import pytest
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory_pipe import Link
+from fusion_p2p.owner.swarm_survey import survey
 from fusion_p2p.peer import planning
 from fusion_p2p.plan.measured import LinkFigures, network_of
 from fusion_p2p.plan.network import Network
 from fusion_p2p.swarm.links import TARGETS, merged
 from fusion_p2p.wire.swarm_messages import Holding, Links
-from tests.protocol.swarm_world import World, eventually, in_virtual_time
+from tests.protocol.swarm_world import LoopClock, World, eventually, in_virtual_time
 from tests.protocol.test_enlistment import JOB, OTHER_JOB, Owner, finished, start
 
 MBIT = 1e6 / 8
@@ -173,6 +174,30 @@ def test_what_a_peer_found_is_announced_and_replaces_a_table_that_cannot_be_had(
                 mine = {other: world.network.wire(present.peer, other).link for other in peers if other != present.peer}
                 assert line.up_bytes_per_s == pytest.approx(max(link.bytes_per_s for link in mine.values()), rel=0.2)
                 assert {link.peer for link in line.links} == set(mine)
+
+    in_virtual_time(scenario())
+
+
+def test_a_dry_run_surveys_the_peers_that_are_free() -> None:
+    async def scenario() -> None:
+        async with World(8, measuring=True) as world:
+            peers = [world.add().me for _ in range(4)]
+            shape(world, dict(zip(peers, (8, 16, 30, 50), strict=True)))
+            await eventually(world.complete, within_s=10.0)
+            await measured(world, within_s=20.0)
+            world.work[peers[1]].held = Holding(job=OTHER_JOB, slices=(0,))
+            await asyncio.sleep(3.0)
+            guest, said = world.network.join(), list[str]()
+            for peer in peers:
+                world.network.wire(guest.peer_id, peer).link = Link(latency_s=0.01, bytes_per_s=6 * MBIT)
+                world.network.wire(peer, guest.peer_id).link = Link(latency_s=0.01, bytes_per_s=60 * MBIT)
+            network = await survey(guest.transport, guest.directory, LoopClock(), timeout_s=5.0, report=said.append)
+            assert set(network.peers) == set(peers) - {peers[1]}
+            assert said == ["measuring links to 3 peers"]
+            nodes = [*network.peers, guest.peer_id]
+            for i, j in itertools.permutations(range(4), 2):
+                real = world.network.wire(nodes[i], nodes[j]).link.bytes_per_s
+                assert 1 / network.beta_s[i, j] == pytest.approx(real, rel=0.2), (i, j)
 
     in_virtual_time(scenario())
 

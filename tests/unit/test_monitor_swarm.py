@@ -22,6 +22,8 @@ def peer(name: str, holding: Holding | None = None, device: str = "cpu") -> Peer
         fusion_version="0.1.0",
         free_bytes=2 << 30,
         flops_per_s=5e10,
+        up_bytes_per_s=1.1e6,
+        down_bytes_per_s=None if holding else 11.5e6,
         holding=holding,
         progress=7,
         heard_ago_s=1.0,
@@ -49,6 +51,8 @@ def test_the_table_says_who_holds_what_and_who_coordinates():
         "direct",
         "2.0 GiB",
         "50",
+        "8.8/92",
+        "8.8/-",
     ):
         assert part in shown
     assert "and 4 more peers" in shown
