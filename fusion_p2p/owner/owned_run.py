@@ -129,9 +129,6 @@ class OwnedRun:
             schedule=config.pipeline,
             codec=config.codec,
             ratio=config.ratio,
-            schedule=config.pipeline,
-            codec=config.codec,
-            ratio=config.ratio,
         )
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
