@@ -14,6 +14,7 @@ from fusion_p2p.errors import StreamClosed, WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Stream, Transport
+from fusion_p2p.net.blobs import write_chunks
 from fusion_p2p.net.values import NOTHING, VALUES_PROTOCOL, Expected, Payload, ValueReceiver, ValueSender
 from fusion_p2p.wire.codecs import NONE, CodecSpec, forward_bytes, parse
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, encode_header
@@ -192,8 +193,9 @@ async def test_only_the_planned_codec_and_its_size_are_read(harness: Harness, co
     await receiver.start()
     receiver.open_inlet(RUN, reader)
     stream = await opened(here.transport, there.identity.peer_id)
-    await stream.write(encode_header(Header(FrameKind.VALUE, RUN, Moment(1, 0), EDGE, TYPE, codec, size)) + bytes(size))
+    await stream.write(encode_header(Header(FrameKind.VALUE, RUN, Moment(1, 0), EDGE, TYPE, codec, size)))
     if taken:
+        await write_chunks(stream, memoryview(bytes(size)))
         await eventually(lambda: bool(reader.got), timeout_s=30)
         assert len(reader.got[0][2]) == size
         await stream.close()
