@@ -19,7 +19,8 @@ from dataclasses import replace
 
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineStage
-from fusion_p2p.plan.simulate import TaskSpan, simulate
+from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import TaskSpan
 
 LEAST_CREDITS = 2
 """Values per edge that a reader lets come ahead of what it works on: one in use, one on its way."""

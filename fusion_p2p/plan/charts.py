@@ -19,8 +19,8 @@ from fusion_p2p.plan.forecast import EdgeForecast, Forecast, SliceForecast
 from fusion_p2p.plan.memory import gib
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline
-from fusion_p2p.plan.simulate import Timeline
 from fusion_p2p.plan.testbed import site_names
+from fusion_p2p.plan.timeline import Timeline
 
 BOXES_IN_A_ROW = 6
 BUSY_LINK = 0.1

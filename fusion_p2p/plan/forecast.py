@@ -19,7 +19,8 @@ from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, Schedule
 from fusion_p2p.plan.request import NodeCost
-from fusion_p2p.plan.simulate import Timeline, simulate
+from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import Timeline
 from fusion_p2p.wire import codecs
 from fusion_p2p.wire.job_messages import OptimiserSettings
 

@@ -22,7 +22,7 @@ class PipelineStage:
     in_flight: micro-batches that each member may hold between forward and backward.
     deal: for every micro-batch the member that executes it.
     finish_s: seconds from a stage's last backward to the end of its step (gradients of replicas summed, report on its way).
-    start_s: seconds into the step before its members can start (the decision on the last step on its way, update).
+    start_s: seconds into the step until its members know what became of the last one. update_s: seconds of their update then.
     """
 
     nodes: tuple[int, ...]
@@ -32,6 +32,7 @@ class PipelineStage:
     deal: tuple[int, ...]
     finish_s: float = 0.0
     start_s: float = 0.0
+    update_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,19 @@ class PipelineEdge:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineExchange:
+    """Gradients of shared parameters, once a step: from a (stage, member) to their home after its last backward.
+
+    The home's step does not end before they are there. As many bytes of sums come back when the home reports (`finish_s` before
+    the next step), and the source does not update before it has them.
+    """
+
+    source: tuple[int, int]
+    home: tuple[int, int]
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """One step of `micro_batches` through `stages`."""
 
@@ -61,3 +75,4 @@ class Pipeline:
     edges: tuple[PipelineEdge, ...]
     micro_batches: int
     schedule: Schedule = "1f1b"
+    exchanges: tuple[PipelineExchange, ...] = ()

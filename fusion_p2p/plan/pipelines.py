@@ -8,7 +8,8 @@ parameters, the sums over replicas, the owner's decision and the update.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.memory import CREDITS, Holding, stage_bytes
 from fusion_p2p.plan.network import Floats, Network
-from fusion_p2p.plan.pipeline import FEED_CREDITS, OWNER_STAGE, Pipeline, PipelineEdge, PipelineStage
+from fusion_p2p.plan.pipeline import FEED_CREDITS, OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange, PipelineStage
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.request import NodeCost, Terms
 from fusion_p2p.plan.times import deal, operator_seconds, times
@@ -58,14 +59,9 @@ def group_sum_s(network: Network, nodes: Sequence[int], num_bytes: float) -> flo
     members = len(nodes)
     if members == 1:
         return 0.0
-    pace, alpha_s = _slowest(network, nodes)
-    return 2 * (members - 1) * (num_bytes / members * pace + alpha_s)
-
-
-def _slowest(network: Network, nodes: Sequence[int]) -> tuple[float, float]:
-    """The worst seconds per byte and latency between neighbours of a ring."""
     ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
-    return max(network.pace(*pair) for pair in ring), max(float(network.alpha_s[pair]) for pair in ring)
+    pace, alpha_s = max(network.pace(*pair) for pair in ring), max(float(network.alpha_s[pair]) for pair in ring)
+    return 2 * (members - 1) * (num_bytes / members * pace + alpha_s)
 
 
 def _stage(chain: Chain, network: Network, stage: Stage, layout: Layout, terms: Terms) -> PipelineStage:
@@ -124,15 +120,13 @@ class _PlannedStep:
     def pipeline(self) -> Pipeline:
         stages = tuple(self._stage(*both) for both in zip(self.parts.slices, self.plan.slices, strict=True))
         edges = (*self._feeds(), *self._edges())
-        return Pipeline(self.network, stages, edges, self.plan.micro_batches, self.plan.schedule)
+        exchanges = (*self._within_groups(), *self._tied())
+        return Pipeline(self.network, stages, edges, self.plan.micro_batches, self.plan.schedule, exchanges)
 
     def _stage(self, part: Slice, planned: SlicePlan) -> PipelineStage:
         nodes = self.nodes[part.index]
         both = [self._seconds(part, node) for node in nodes]
         again = 1.0 if planned.recompute else 0.0
-        trained = sum(map(self._num_bytes, self._trained(part)))
-        gather_s, spread_s = self._sums(part, trained)
-        decision_s, report_s = self._owner_alpha(nodes, towards=False), self._owner_alpha(nodes, towards=True)
         slowest = min(float(self.network.memory_bytes_per_s[node]) for node in nodes)
         return PipelineStage(
             nodes=nodes,
@@ -140,8 +134,9 @@ class _PlannedStep:
             backward_s=tuple(backward + again * forward for forward, backward in both),
             in_flight=planned.in_flight,
             deal=tuple(planned.deal[index % len(planned.deal)] for index in range(self.plan.micro_batches)),
-            finish_s=gather_s + report_s,
-            start_s=max(decision_s, spread_s - report_s) + UPDATE_PASSES * trained / max(slowest, 1.0),
+            finish_s=self._owner_alpha(nodes, towards=True),
+            start_s=self._owner_alpha(nodes, towards=False),
+            update_s=UPDATE_PASSES * self._trained_bytes(part) / max(slowest, 1.0),
         )
 
     def _seconds(self, part: Slice, node: int) -> tuple[float, float]:
@@ -189,27 +184,27 @@ class _PlannedStep:
         credits = min(edge.credits for edge in edges)
         return PipelineEdge(source, target, there, back, gradient=gradient, credits=credits)
 
-    def _sums(self, part: Slice, trained: int) -> tuple[float, float]:
-        """Seconds from a slice's last task until the gradients it shares are summed, and from there until it has the sums.
+    def _within_groups(self) -> Iterator[PipelineExchange]:
+        """Each member of a group is the home of an equal share of its parameters."""
+        for part, nodes in zip(self.parts.slices, self.nodes, strict=True):
+            share = self._trained_bytes(part) / len(nodes)
+            for source, home in permutations(range(len(nodes)), 2):
+                yield PipelineExchange((part.index, source), (part.index, home), share)
 
-        Both ways go through the homes of the parameters, which are spread over the members of a group; a parameter tied to a
-        lower slice has its home there. The sums travel beside the report and the owner's decision.
-        """
-        gather_s = spread_s = 0.0
-        nodes = self.nodes[part.index]
-        if len(nodes) > 1:
-            pace, alpha_s = _slowest(self.network, nodes)
-            gather_s = spread_s = alpha_s + trained * (len(nodes) - 1) / len(nodes) * pace
-        for value in self._trained(part):
-            home = self.parts.holders(value)[0]
-            if home != part.index:
-                ways = [(node, self.nodes[home][0], HEADER_BYTES + self._num_bytes(value)) for node in nodes]
-                gather_s += max(self.network.link_s(node, other, num_bytes) for node, other, num_bytes in ways)
-                spread_s += max(self.network.link_s(other, node, num_bytes) for node, other, num_bytes in ways)
-        return gather_s, spread_s
+    def _tied(self) -> Iterator[PipelineExchange]:
+        """A parameter that several slices hold has its home in the first of them."""
+        for part, nodes in zip(self.parts.slices, self.nodes, strict=True):
+            for value in self._trained(part):
+                first = self.parts.holders(value)[0]
+                if first != part.index:
+                    for member in range(len(nodes)):
+                        yield PipelineExchange((part.index, member), (first, 0), HEADER_BYTES + self._num_bytes(value))
 
     def _trained(self, part: Slice) -> list[int]:
         return [value for value in part.parameters if self.graph.parameter(value).trainable]
+
+    def _trained_bytes(self, part: Slice) -> int:
+        return sum(map(self._num_bytes, self._trained(part)))
 
     def _num_bytes(self, value: int) -> int:
         return self.graph.types[value].num_bytes

@@ -20,57 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Literal
+from math import inf
+from typing import Any
 
 from fusion_p2p.plan.network import Queue
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge
-
-TaskKind = Literal["F", "B"]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSpan:
-    """Forward or backward of one micro-batch on a member of a stage, in seconds since the step began."""
-
-    stage: int
-    member: int
-    kind: TaskKind
-    micro_batch: int
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TransferSpan:
-    """One message on the link between two nodes: it occupies the link from start to end and arrives later.
-
-    edge: index into `Pipeline.edges`; `kind` F carries values forward, B gradients back.
-    """
-
-    edge: int
-    kind: TaskKind
-    micro_batch: int
-    source: int
-    target: int
-    start_s: float
-    end_s: float
-    arrival_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """What one step took.
-
-    busy_s, peak_in_flight: for every stage, for every member. link_busy_s: for every pair of nodes that talked; on a
-    half-duplex network one entry, by the lower node first, for both directions. Spans are kept only when traced, by start.
-    """
-
-    step_s: float
-    busy_s: tuple[tuple[float, ...], ...]
-    peak_in_flight: tuple[tuple[int, ...], ...]
-    link_busy_s: dict[tuple[int, int], float]
-    tasks: tuple[TaskSpan, ...] = ()
-    transfers: tuple[TransferSpan, ...] = ()
+from fusion_p2p.plan.timeline import TaskKind, TaskSpan, Timeline, TransferSpan
 
 
 def simulate(pipeline: Pipeline, *, trace: bool = False) -> Timeline:
@@ -82,7 +37,7 @@ def simulate(pipeline: Pipeline, *, trace: bool = False) -> Timeline:
 class _Link:
     """What carries one message at a time."""
 
-    free_s: float = 0.0
+    free_s: float = -inf
     busy_s: float = 0.0
 
 
@@ -125,11 +80,12 @@ class _Stage:
 
 @dataclass(eq=False, slots=True)
 class _Device:
-    """What executes tasks: one at a time, for all stages that are placed on it."""
+    """What executes tasks: one at a time, for all stages that are placed on it, once all have decided and updated."""
 
     units: list[_Unit] = field(default_factory=list)
     idle: bool = False
-    start_s: float = 0.0
+    decided_s: float = 0.0
+    update_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -150,6 +106,8 @@ class _Unit:
     peak: int = 0
     busy_s: float = 0.0
     ended_s: float = 0.0
+    homes: list[tuple[_Unit, float]] = field(default_factory=list)
+    """Where it sends gradients after its last backward, and how many bytes."""
 
 
 Event = Callable[[float, Any, int], None]
@@ -174,8 +132,9 @@ class _Simulation:
             self._lay(index)
 
     def run(self) -> Timeline:
+        self._spread_sums()
         for device in self.devices.values():
-            self._cause(device.start_s, self._released, device, 0)
+            self._cause(device.decided_s + device.update_s, self._released, device, 0)
         for micro_batch in range(self.pipeline.micro_batches):
             self._send(0.0, self.feeds, micro_batch)
         while self.events:
@@ -204,7 +163,8 @@ class _Simulation:
             times = planned.forward_s[member] + coding_s, planned.backward_s[member] + coding_back_s
             unit = _Unit(index, member, node, stage, device, own, in_flight, *times)
             device.units.append(unit)
-            device.start_s = max(device.start_s, planned.start_s)
+            device.decided_s = max(device.decided_s, planned.start_s)
+            device.update_s += planned.update_s
             stage.members.append(unit)
         return stage
 
@@ -242,13 +202,29 @@ class _Simulation:
 
     def _channel(self, index: int, kind: TaskKind, source: int, target: int) -> _Channel:
         edge, network = self.pipeline.edges[index], self.network
-        links = tuple(self.links.setdefault(queue, _Link()) for queue in network.queues(source, target))
+        links = self._links(source, target)
         num_bytes = edge.forward_bytes if kind == "F" else edge.backward_bytes
         seconds = num_bytes * network.pace(source, target)
         alpha_s, back_s = float(network.alpha_s[source, target]), float(network.alpha_s[target, source])
         return _Channel(index, kind, source, target, links, seconds, alpha_s, back_s, edge.credits)
 
+    def _links(self, source: int, target: int) -> tuple[_Link, ...]:
+        return tuple(self.links.setdefault(queue, _Link()) for queue in self.network.queues(source, target))
+
     # Playing
+
+    def _spread_sums(self) -> None:
+        """The sums of the last step leave their homes together with the reports, before this step begins for the owner."""
+        for exchange in self.pipeline.exchanges:
+            source, home = (self.stages[stage].members[member] for stage, member in (exchange.source, exchange.home))
+            source.homes.append((home, exchange.num_bytes))
+            arrival = self._exchange(-self.pipeline.stages[home.index].finish_s, home.node, source.node, exchange.num_bytes)
+            source.device.decided_s = max(source.device.decided_s, arrival)
+
+    def _exchange(self, time: float, source: int, target: int, num_bytes: float) -> float:
+        """When a message that is not waited for by any task is there."""
+        links, seconds = self._links(source, target), num_bytes * self.network.pace(source, target)
+        return _occupy(links, time, seconds) + float(self.network.alpha_s[source, target])
 
     def _cause(self, time: float, event: Event, subject: Any, micro_batch: int) -> None:
         heappush(self.events, (time, self.caused, event, subject, micro_batch))
@@ -292,8 +268,11 @@ class _Simulation:
         self._released(time, unit.device, 0)
 
     def _backward_done(self, time: float, unit: _Unit, micro_batch: int) -> None:
-        unit.ended_s = time
+        unit.ended_s = max(unit.ended_s, time)
         self._send(time, unit.stage.to_sources, micro_batch)
+        if unit.homes and unit.backwards == len(unit.own):
+            for home, num_bytes in unit.homes:
+                home.ended_s = max(home.ended_s, self._exchange(time, unit.node, home.node, num_bytes))
         self._released(time, unit.device, 0)
 
     def _send(self, time: float, edges: list[Ways], micro_batch: int) -> None:
@@ -315,18 +294,11 @@ class _Simulation:
             channel.credits += 1
 
     def _transmit(self, time: float, channel: _Channel, micro_batch: int) -> None:
-        start = time
-        for link in channel.links:
-            if link.free_s > start:
-                start = link.free_s
-        end = start + channel.seconds
-        for link in channel.links:
-            link.free_s = end
-            link.busy_s += channel.seconds
+        end = _occupy(channel.links, time, channel.seconds)
         arrival = end + channel.alpha_s
         if self.trace and channel.links:
-            ends = channel.source, channel.target
-            self.transfers.append(TransferSpan(channel.edge, channel.kind, micro_batch, *ends, start, end, arrival))
+            ends = channel.source, channel.target, end - channel.seconds, end, arrival
+            self.transfers.append(TransferSpan(channel.edge, channel.kind, micro_batch, *ends))
         self._cause(arrival, self._value_arrived if channel.kind == "F" else self._gradient_arrived, channel, micro_batch)
 
     def _value_arrived(self, time: float, channel: _Channel, micro_batch: int) -> None:
@@ -369,3 +341,15 @@ class _Simulation:
 def _returns(edge: PipelineEdge) -> bool:
     """Whether a gradient travels back over an edge."""
     return edge.gradient and edge.source != OWNER_STAGE
+
+
+def _occupy(links: tuple[_Link, ...], time: float, seconds: float) -> float:
+    """Put a message that is ready at `time` on all these links at once, when all are free; when it has left."""
+    for link in links:
+        if link.free_s > time:
+            time = link.free_s
+    end = time + seconds
+    for link in links:
+        link.free_s = end
+        link.busy_s += seconds
+    return end

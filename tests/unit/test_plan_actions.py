@@ -9,7 +9,8 @@ import pytest
 from fusion_p2p.job import flow as flows
 from fusion_p2p.plan.actions import action_table, classic_caps, rows, rtt_caps, table, wanted_credits, with_caps
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineStage
-from fusion_p2p.plan.simulate import Timeline, simulate
+from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import Timeline
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment
 from tests.pipeline_simulation import RandomPlan, random_plan
 from tests.unit.pipeline_cases import NO_LIMIT, chain_pipeline, uniform_network

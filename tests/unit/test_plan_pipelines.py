@@ -14,7 +14,7 @@ from fusion_p2p.plan.estimate import step_estimate
 from fusion_p2p.plan.fence import op_fence
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Network
-from fusion_p2p.plan.pipeline import OWNER_STAGE, PipelineEdge
+from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange
 from fusion_p2p.plan.pipelines import group_sum_s, pipeline_of_layout, pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.request import Terms
@@ -139,23 +139,26 @@ def test_a_plan_becomes_the_frames_that_will_be_sent() -> None:
 def test_codecs_recomputation_and_replicas_of_a_plan_count() -> None:
     graph = chain(4)
 
-    def step(plan: Plan, network: Network | None = None) -> tuple[float, float, float]:
-        pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, network or measured())
-        return pipeline.edges[-1].forward_bytes, pipeline.stages[0].backward_s[0], pipeline.stages[0].finish_s
+    def step(plan: Plan, network: Network | None = None) -> Pipeline:
+        return pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, network or measured())
 
-    dense, backward_s, finish_s = step(planned())
-    assert step(planned("bf16"))[0] == HEADER_BYTES + (dense - HEADER_BYTES) / 2
-    assert step(planned(recompute=True))[1] == backward_s + 2.0
-    assert step(planned(replicas=1))[2] == pytest.approx(finish_s + 0.01 * 2 * WEIGHT_BYTES / 2 + 0.5)
-    assert finish_s == 0.5
-    assert step(planned(), measured(has_owner=False))[2] == 0.0
+    assert step(planned("bf16")).edges[-1].forward_bytes == HEADER_BYTES + VALUE_BYTES / 2
+    assert step(planned(recompute=True)).stages[0].backward_s == (6.0,)
+    assert step(planned()).exchanges == ()
+    assert step(planned(replicas=1)).exchanges == (
+        PipelineExchange((0, 0), (0, 1), 2 * WEIGHT_BYTES / 2),
+        PipelineExchange((0, 1), (0, 0), 2 * WEIGHT_BYTES / 2),
+    )
+    assert step(planned()).stages[0].finish_s == 0.5
+    assert step(planned(), measured(has_owner=False)).stages[0].finish_s == 0.0
 
 
 def test_an_update_takes_memory_time_before_a_slice_can_start() -> None:
     graph, plan = chain(4), planned()
     network = dataclasses.replace(measured(), memory_bytes_per_s=np.full(4, 1000.0))
     pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, network)
-    assert pipeline.stages[0].start_s == pytest.approx(0.5 + 7 * 2 * WEIGHT_BYTES / 1000)
+    assert pipeline.stages[0].start_s == 0.5
+    assert pipeline.stages[0].update_s == pytest.approx(7 * 2 * WEIGHT_BYTES / 1000)
 
 
 def test_tied_parameters_are_exchanged() -> None:
@@ -166,10 +169,7 @@ def test_tied_parameters_are_exchanged() -> None:
     plan = dataclasses.replace(planned(), slice_of=(0, 1, 1), edges=(EdgePlan(2, 0, 1),))
     costs = chain_costs(graph)
     pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), costs, plan, measured())
-    exchange_s = 0.5 + 0.01 * (HEADER_BYTES + WEIGHT_BYTES)
-    home, holder = pipeline.stages
-    assert (home.finish_s, home.start_s) == (0.5, 0.5)
-    assert (holder.finish_s, holder.start_s) == pytest.approx((0.5 + exchange_s, exchange_s - 0.5))
+    assert pipeline.exchanges == (PipelineExchange((1, 0), (0, 0), HEADER_BYTES + WEIGHT_BYTES),)
 
 
 def test_a_peer_that_the_network_lacks_is_an_error() -> None:

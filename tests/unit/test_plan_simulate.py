@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_p2p.plan.actions import classic_caps, rtt_caps, with_caps
-from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineStage
-from fusion_p2p.plan.simulate import Timeline, simulate
+from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange, PipelineStage
+from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import Timeline
 from tests.unit.pipeline_cases import NO_LIMIT, chain_pipeline, random_pipeline, uniform_network
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -152,8 +153,22 @@ def test_the_owner_feeds_over_its_links() -> None:
 
 
 def test_a_step_starts_with_the_update_and_ends_with_the_report() -> None:
-    framed = dataclasses.replace(stage(0, 1), start_s=5.0, finish_s=7.0)
+    framed = dataclasses.replace(stage(0, 1), start_s=4.0, update_s=1.0, finish_s=7.0)
     assert simulate(Pipeline(uniform_network(1), (framed,), (), micro_batches=1)).step_s == 15.0
+
+
+def test_shared_gradients_travel_among_the_values() -> None:
+    """Gradient home: 10 s after the last backward. Sum back: it left 1 s before the step and goes before the first value."""
+    stages = tuple(dataclasses.replace(stage(index, 1), finish_s=1.0) for index in range(2))
+    exchange = PipelineExchange((1, 0), (0, 0), 10.0)
+    pipeline = Pipeline(uniform_network(2), stages, (PipelineEdge(0, 1, 5.0, 4.0),), micro_batches=1, exchanges=(exchange,))
+    timeline = simulate(pipeline, trace=True)
+    spans = {(span.stage, span.kind): span.start_s for span in timeline.tasks}
+    assert spans == {(0, "F"): 0.0, (1, "F"): 14.0, (1, "B"): 15.0, (0, "B"): 21.0}
+    assert timeline.step_s == 17.0 + 4.0 + 10.0 + 1.0
+    assert timeline.link_busy_s == {(0, 1): 15.0, (1, 0): 14.0}
+    apart = dataclasses.replace(pipeline, edges=(dataclasses.replace(pipeline.edges[0], forward_bytes=0.0),))
+    assert {(s.stage, s.kind): s.start_s for s in simulate(apart, trace=True).tasks}[1, "F"] == 9.0
 
 
 def test_coding_takes_the_sender() -> None:
