@@ -138,7 +138,7 @@ class JobConfig(CommonConfig):
     momentum: Annotated[Fraction, Help("momentum of sgd")] = 0.0
     seed: Annotated[int, Ge(0), Lt(1 << 53), Help("seed of weights, data order and dropout")] = 0
 
-    scheduler: Annotated[SchedulerName, Help("how the model is cut over the peers")] = "equal-compute"
+    scheduler: Annotated[SchedulerName, Help("how the model is cut over the peers; auto: as fast as we can")] = "auto"
     pipeline: Annotated[
         Literal["auto", "gpipe", "1f1b"], Help("order of forward and backward passes; auto: the faster by simulation")
     ] = "auto"
@@ -186,6 +186,7 @@ class PlanConfig(JobConfig):
     data: Annotated[str, Help("synthetic: inputs of the model's own size; or what train takes")] = "synthetic"
     image: Annotated[PositiveInt | None, Help("pixels of a side of synthetic images")] = None
     json: Annotated[bool, Help("print one JSON object")] = False
+    actions: Annotated[bool, Help("print the order of forward (F) and backward (B) tasks in one step, too")] = False
     plot: Annotated[Path | None, Help("draw the plan and the timeline of one step into this .png or .svg file")] = None
 
     def __post_init__(self) -> None:

@@ -20,10 +20,11 @@ class Swarm:
     peers: list[Program] = field(default_factory=list)
 
     def start_owner(self, name: str, *arguments: str) -> Program:
-        """`fusion-peer train` into the run folder `name`."""
+        """`fusion-peer train` into the run folder `name`, over all peers unless the arguments ask for another scheduler."""
         return fusion_peer(
             f"owner of {name}", "train", "--bootstrap", self.address, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-nat",
-            "--state-dir", str(self.folder / "owner"), "--run", str(self.folder / name), *arguments,
+            "--state-dir", str(self.folder / "owner"), "--run", str(self.folder / name),
+            "--scheduler", "equal-compute", *arguments,
         )  # fmt: skip
 
     def train(self, name: str, arguments: Sequence[str], *, timeout_s: float = 600.0) -> Path:

@@ -27,6 +27,7 @@ TRAIN_TIMEOUT_S = 900.0
 MODEL = ("--model", "gpt2", "--layers", "4", "--width", "256", "--heads", "4", "--context", "128", "--dropout", "0")
 """3.3 million parameters with the 256 bytes as vocabulary."""
 TRAINING = (
+    "--scheduler", "equal-compute",  # every peer takes part, however small the model
     "--data", "stdlib-text", "--batch-size", "12", "--micro-batches", "4", "--steps", "300", "--optimiser", "adamw",
     "--learning-rate", "2e-3", "--warmup", "20", "--schedule", "cosine", "--beta2", "0.95", "--clip", "1.0",
     "--validate-every", "50", "--validation-batches", "16", "--checkpoint-every", "100",

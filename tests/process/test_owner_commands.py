@@ -24,7 +24,7 @@ SHAPE = {"layers": 2, "width": 32, "heads": 2, "context": 16}
 SETTINGS = (
     *(word for name, value in SHAPE.items() for word in (f"--{name}", str(value))),
     "--batch-size", "4", "--micro-batches", "2", "--steps", "6", "--checkpoint-every", "3", "--validate-every", "3",
-    "--learning-rate", "0.01", "--peers", "2", "--tied",
+    "--learning-rate", "0.01", "--peers", "2", "--scheduler", "equal-compute", "--tied",
 )  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def test_a_model_trains_over_two_homes_that_let_nobody_in(tmp_path: Path):
             *(sys.executable, "-m", "fusion_p2p.cli.main", "train", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{name}"),
             *("--no-nat", "--state-dir", str(tmp_path / "owner"), "--run", str(tmp_path / "run"), "--peers", "2"),
             *("--layers", "2", "--width", "64", "--heads", "2", "--context", "64", "--batch-size", "8", "--micro-batches", "4"),
-            *("--steps", "12", "--validate-every", "0"),
+            *("--steps", "12", "--validate-every", "0", "--scheduler", "equal-compute"),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(train, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)

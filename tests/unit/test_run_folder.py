@@ -44,7 +44,9 @@ def test_a_run_keeps_what_it_was_given(tmp_path: Path):
         assert folder.read_graph() == b"graph"
         assert folder.ledger.history.ended
     assert (path / "plan.txt").read_text() == "one\ntwo\n"
-    assert json.loads((path / "plan.json").read_text())["slices"] == [{"peer": "a", "in_flight": 1, "recompute": False}]
+    assert json.loads((path / "plan.json").read_text())["slices"] == [
+        {"peer": "a", "in_flight": 1, "recompute": False, "replicas": [], "deal": [0]}
+    ]
     assert "peer went away" in (path / "log.txt").read_text()
     assert resolve(TrainConfig, {}, {}, (stored_config(path),)).seed == 5
 
