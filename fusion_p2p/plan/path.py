@@ -69,7 +69,7 @@ def prepare(
     ratio: what every cut's bytes are assumed to be divided by. in_flight: micro-batches that a stage is assumed to hold in
     memory, for all stages or (N + 1,) for a stage that begins at each position.
     """
-    seconds = np.ascontiguousarray(work(chain, network, terms.recompute))
+    seconds = _floats(work(chain, network, terms.recompute))
     num_peers, width = seconds.shape
     feeds = chain.feed_bytes if len(chain.feed_bytes) else np.zeros(width)
     blocks = Blocks(
@@ -91,8 +91,8 @@ def prepare(
         fill_s=INFINITE,
         micro_batches=float(terms.micro_batches),
         credits=float(CREDITS),
-        recompute=terms.recompute,
-        full_duplex=network.full_duplex,
+        recompute=bool(terms.recompute),
+        full_duplex=bool(network.full_duplex),
         use_all=use_all,
     )
     nodes = Nodes.of(network, _floats(seconds[:, -1]), _floats(free), terms.micro_batches)
@@ -197,4 +197,5 @@ class _Search:
 
 
 def _floats(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float64)
+    """A writable copy in order: the kernel is compiled anew for every other kind of array."""
+    return np.array(values, dtype=np.float64, order="C")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -51,7 +52,7 @@ def group_tables(order: Ints, sizes: Ints, nodes: Nodes) -> Groups:
     )
     for which, size in enumerate(sizes.tolist()):
         if size <= min(len(order), nodes.micro_batches):
-            _fill_groups(groups, which, sliding_window_view(order, size), nodes)
+            _fill_groups(groups, which, order[:, None] if size == 1 else sliding_window_view(order, size), nodes)
     return groups
 
 
@@ -65,11 +66,7 @@ def link_tables(order: Ints, sizes: Ints, nodes: Nodes, reach: int) -> Links:
     shared = nodes.shared_s[pairs]
     for which, size in enumerate(sizes.tolist()):
         for other, before in enumerate(sizes.tolist()):
-            # Groups begin at `begins` and, of those before, at `sources`; both tables are indexed by where groups begin.
-            place, distance = np.meshgrid(np.arange(len(order)), np.arange(reach), indexing="ij")
-            begins = place - size + 1
-            sources = begins - distance - before
-            place, distance, begins, sources = (index[sources >= 0] for index in (place, distance, begins, sources))
+            place, distance, begins, sources = _pairs(len(order), size, before, reach)
             at = place, which, distance, other
             links.alpha_s[at] = alpha.of(before, size)[sources, begins]
             beside = min(size, before)
@@ -81,6 +78,18 @@ def link_tables(order: Ints, sizes: Ints, nodes: Nodes, reach: int) -> Links:
                 seconds[at] = np.maximum(per_byte, limit)
                 hold[at] = np.maximum(per_byte / beside, limit)
     return links
+
+
+@lru_cache(maxsize=64)
+def _pairs(count: int, size: int, before: int, reach: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Every group of `size` with every group of `before` that may precede it: where the first ends, how many places lie between
+    them, and where both begin.
+    """
+    place, distance = np.meshgrid(np.arange(count), np.arange(reach), indexing="ij")
+    begins = place - size + 1
+    sources = begins - distance - before
+    possible = sources >= 0
+    return place[possible], distance[possible], begins[possible], sources[possible]
 
 
 def _fill_groups(groups: Groups, which: int, windows: Ints, nodes: Nodes) -> None:

@@ -27,7 +27,8 @@ COARSE = 64
 """Blocks of the chain on which orders are compared."""
 FINE = 256
 """Blocks of the chain on which the chosen orders are cut."""
-STEPS = 300
+STEPS, STEPS_PER_PEER = 300, 30
+"""Of the random walk over orders: at most so many, fewer for few peers."""
 STEPS_WITH_REPLICAS = 40
 KEPT = 8
 """Orders of those to begin with that are looked at more closely."""
@@ -130,7 +131,8 @@ class Portfolio:
             return ()
         problem = holding(light, in_flight_profile(light, first[0][0]))
         starts = best_orders(problem, [order for _, order in first], KEPT) or first
-        annealed = anneal(problem, starts[0], STEPS if len(sizes) == 1 else STEPS_WITH_REPLICAS, self.terms.seed)
+        steps = min(STEPS if len(sizes) == 1 else STEPS_WITH_REPLICAS, STEPS_PER_PEER * len(orders[0]))
+        annealed = anneal(problem, starts[0], steps, self.terms.seed)
         ranked = [annealed, *starts, *first]
         return tuple(dict.fromkeys(order for _, order in ranked))[:KEPT]
 
