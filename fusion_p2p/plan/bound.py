@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusion_p2p.plan.chain import Chain
-from fusion_p2p.plan.communities import paces
+from fusion_p2p.plan.communities import between, paces
 from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.ratios import most
 from fusion_p2p.plan.request import Terms
@@ -39,35 +39,40 @@ def bound_s(chain: Chain, network: Network, terms: Terms, *, strict: bool = Fals
     count = len(network.peers)
     if not count:
         return 0.0
-    blocks = np.diff(work(chain, network, terms.recompute), axis=1)
-    sites = [np.flatnonzero(network.sites[:count] == site) for site in np.unique(network.sites[:count])]
+    numbers, site_of = np.unique(network.sites[:count], return_inverse=True)
+    sites = [np.flatnonzero(site_of == site) for site in range(len(numbers))]
+    blocks, kind = np.unique(np.diff(work(chain, network, terms.recompute), axis=1), axis=0, return_inverse=True)
+    peers = np.zeros((len(sites), len(blocks)))
+    np.add.at(peers, (site_of, kind.ravel()), 1)
     hops = _Hops.of(chain, network, sites, most(terms), strict=strict)
     return min(
-        _computing(blocks[np.concatenate([sites[site] for site in chosen])], slowest, ways, terms.micro_batches)
-        for chosen, (slowest, ways) in _sets(blocks, sites, hops)
+        _computing(blocks, peers[list(chosen)].sum(axis=0), slowest, ways, terms.micro_batches)
+        for chosen, (slowest, ways) in _sets(blocks, peers, hops)
     )
 
 
-def _computing(blocks: Floats, slowest_hop_s: float, ways_s: float, micro_batches: int) -> float:
-    """The bound for one set of peers. blocks: (peers, N) seconds there and back."""
-    seconds, alike = np.unique(blocks, axis=0, return_counts=True)
+def _computing(blocks: Floats, peers: Floats, slowest_hop_s: float, ways_s: float, micro_batches: int) -> float:
+    """The bound for one set of peers. blocks: (kinds, N) seconds there and back. peers: (kinds,) how many of each there are."""
+    seconds, alike = blocks[peers > 0], peers[peers > 0]
     speeds = 1.0 / np.maximum(seconds.sum(axis=1), 1e-30)
     weights = speeds / (speeds * alike).sum()
     pace = float(np.min(weights[:, None] * seconds, axis=0).sum())  # linear programming dual: no division of work does better
     return float(seconds.min(axis=0).sum()) + ways_s + (micro_batches - 1) * max(pace, slowest_hop_s)
 
 
-def _sets(blocks: Floats, sites: Sequence[Ints], hops: _Hops) -> Iterator[tuple[Sequence[int], tuple[float, float]]]:
-    """Sets of sites that a plan may use, with the slowest hop and the sum of the ways between them."""
-    if len(sites) <= MOST_SITES:
-        for size in range(1, len(sites) + 1):
-            for chosen in combinations(range(len(sites)), size):
+def _sets(blocks: Floats, peers: Floats, hops: _Hops) -> Iterator[tuple[Sequence[int], tuple[float, float]]]:
+    """Sets of sites that a plan may use, with the slowest hop and the sum of the ways. peers: (sites, kinds)."""
+    count = len(peers)
+    if count <= MOST_SITES:
+        for size in range(1, count + 1):
+            for chosen in combinations(range(count), size):
                 yield chosen, hops.tree(chosen)
         return
-    speeds = 1.0 / np.maximum(blocks.sum(axis=1), 1e-30)
-    fastest = sorted(range(len(sites)), key=lambda site: -float(speeds[sites[site]].sum()))
-    for size in range(1, len(sites) + 1):
-        yield fastest[:size], hops.fastest(size - 1)
+    speeds = peers @ (1.0 / np.maximum(blocks.sum(axis=1), 1e-30))
+    fastest = np.argsort(-speeds, kind="stable").tolist()
+    slowest, ways = hops.fastest()
+    for size in range(1, count + 1):
+        yield fastest[:size], (slowest[size - 1], ways[size - 1])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,12 +88,8 @@ class _Hops:
         inner = slice(1, max(2, chain.num_blocks))
         there, back = float(np.min(chain.crossing[inner])) / ratio, float(np.min(chain.crossing_back[inner])) / ratio
         pace, alpha = paces(network), network.alpha_s[: len(network.peers), : len(network.peers)]
-        count = len(sites)
-        best_pace, best_alpha = np.zeros((2, count, count))
-        for a, b in combinations(range(count), 2):
-            pairs = np.ix_(sites[a], sites[b])
-            best_pace[a, b] = best_pace[b, a] = np.minimum(pace[pairs], pace.T[pairs]).min()
-            best_alpha[a, b] = best_alpha[b, a] = np.minimum(alpha[pairs], alpha.T[pairs]).min()
+        best_pace = between(np.minimum(pace, pace.T), sites, np.minimum)
+        best_alpha = between(np.minimum(alpha, alpha.T), sites, np.minimum)
         load = max(there, back) if network.full_duplex else there + back
         latency = 0.0 if strict else best_alpha * (1 if network.full_duplex else 2)
         return cls(latency + load * best_pace, 2 * best_alpha + (there + back) * best_pace)
@@ -97,12 +98,12 @@ class _Hops:
         """The slowest hop and the sum of the ways, each over the tree for which it is least."""
         return max(_tree(self.busy_s, chosen), default=0.0), sum(_tree(self.ways_s, chosen))
 
-    def fastest(self, count: int) -> tuple[float, float]:
-        """The same for the `count` fastest hops between any sites."""
-        if not count:
-            return 0.0, 0.0
+    def fastest(self) -> tuple[list[float], list[float]]:
+        """The same over the fastest hops between any sites: 0, 1, ... of them."""
         pairs = np.triu_indices(len(self.busy_s), 1)
-        return float(np.sort(self.busy_s[pairs])[count - 1]), float(np.sort(self.ways_s[pairs])[:count].sum())
+        slowest = np.sort(self.busy_s[pairs])[: len(self.busy_s) - 1]
+        ways = np.cumsum(np.sort(self.ways_s[pairs])[: len(self.busy_s) - 1])
+        return [0.0, *slowest.tolist()], [0.0, *ways.tolist()]
 
 
 def _tree(cost: Floats, nodes: Sequence[int]) -> Iterator[float]:

@@ -11,6 +11,7 @@ from itertools import pairwise, permutations
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
 from fusion_p2p.plan.network import Floats, Network
 
@@ -19,8 +20,9 @@ DENSE = 100
 NEIGHBOURS = 16
 EXACT = 8
 """Up to so many communities every path is tried."""
-STARTS = 24
-"""Above, a greedy path from so many of them, each improved."""
+STARTS = 8
+"""Above, a greedy path from so many of them, each improved in at most `SWEEPS` sweeps."""
+SWEEPS = 20
 
 Communities = tuple[tuple[int, ...], ...]
 
@@ -57,15 +59,22 @@ def path_through(fast: Floats, groups: Communities) -> tuple[int, ...]:
     count = len(groups)
     if count == 1:
         return (0,)
-    hops = np.zeros((count, count))
-    for a in range(count):
-        for b in range(count):
-            hops[a, b] = fast[np.ix_(groups[a], groups[b])].max() if a != b else 0.0
+    hops = between(fast, groups, np.maximum)
+    np.fill_diagonal(hops, 0.0)
     slow = 1.0 / np.maximum(hops, 1e-15)
     if count <= EXACT:
         return min((path for path in permutations(range(count)) if path[0] < path[-1]), key=lambda path: _cost(slow, path))
     starts = [_improved(slow, _greedy(hops, start)) for start in range(min(count, STARTS))]
     return min(starts, key=lambda path: _cost(slow, path))
+
+
+def between(matrix: Floats, groups: Sequence[Sequence[int] | NDArray[np.int64]], best: np.ufunc) -> Floats:
+    """(groups, groups) the best entry of (P, P) between the members of each two groups, `best` np.maximum or np.minimum."""
+    order = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
+    starts = np.cumsum([0, *(len(group) for group in groups[:-1])])
+    rows = best.reduceat(matrix[np.ix_(order, order)], starts, axis=0)
+    found: Floats = best.reduceat(rows, starts, axis=1)
+    return found
 
 
 def order_along(fast: Floats, groups: Communities, speeds: Floats) -> tuple[tuple[int, ...], ...]:
@@ -133,25 +142,27 @@ def _greedy(hops: Floats, start: int) -> list[int]:
 
 
 def _improved(slow: Floats, path: list[int]) -> tuple[int, ...]:
-    """2-opt, on squares: they weigh the slowest hops most and still count the others. One sweep when there are many groups."""
+    """2-opt, on squares: they weigh the slowest hops most and still count the others."""
     weight = slow**2
-    improving = True
-    while improving:
-        improving = False
-        for first in range(len(path) - 1):
-            for last in range(first + 1, len(path)):
-                if _change(weight, path, first, last) < -1e-15 * weight.min():
-                    path[first : last + 1] = path[first : last + 1][::-1]
-                    improving = True
-        improving = improving and len(path) <= 60
-    return tuple(path)
+    order = np.array(path, dtype=np.int64)
+    for _ in range(SWEEPS):
+        before = order.copy()
+        for first in range(len(order) - 1):
+            changes = _changes(weight, order, first)
+            best = int(np.argmin(changes))
+            if changes[best] < -1e-15 * weight.min():
+                last = first + 1 + best
+                order[first : last + 1] = order[first : last + 1][::-1]
+        if np.array_equal(before, order):
+            break
+    return tuple(order.tolist())
 
 
-def _change(weight: Floats, path: Sequence[int], first: int, last: int) -> float:
-    """What reversing the part from `first` to `last` adds to the sum of weights."""
-    change = 0.0
+def _changes(weight: Floats, order: NDArray[np.int64], first: int) -> Floats:
+    """What reversing the part from `first` to each later place adds to the sum of weights."""
+    ends, after = order[first + 1 :], order[first + 2 :]
+    changes = np.zeros(len(ends))
     if first > 0:
-        change += weight[path[first - 1], path[last]] - weight[path[first - 1], path[first]]
-    if last < len(path) - 1:
-        change += weight[path[first], path[last + 1]] - weight[path[last], path[last + 1]]
-    return float(change)
+        changes += weight[order[first - 1], ends] - weight[order[first - 1], order[first]]
+    changes[:-1] += weight[order[first], after] - weight[ends[:-1], after]
+    return changes
