@@ -14,6 +14,7 @@ from fusion_p2p.device.choose import choose
 from fusion_p2p.device.rates import rates
 from fusion_p2p.errors import ConfigError, FusionError
 from fusion_p2p.owner.dry_run import DryRun, cost_model, dry_run
+from fusion_p2p.plan.actions import rows, table
 from fusion_p2p.plan.explain import in_words, seconds
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.testbed import REFERENCE_FLOPS, load_testbed
@@ -27,7 +28,8 @@ def print_plan(config: PlanConfig, report: Report) -> int:
     model = cost_model(config)
     report(f"captured {model.name} in {seconds(model.capture_s)}")
     made = dry_run(config, model, network, report)
-    print(json.dumps(as_json(made)) if config.json else "\n".join(as_text(made)))
+    actions = table(rows(made.timeline.tasks)).splitlines() if config.actions else []
+    print(json.dumps(as_json(made) | {"actions": actions}) if config.json else "\n".join((*as_text(made), *actions)))
     if config.plot is not None:
         _draw(made, config.plot)
         report(f"drew {config.plot}")

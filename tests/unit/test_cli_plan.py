@@ -49,6 +49,14 @@ def test_a_plan_as_json_and_as_a_picture(capsys: pytest.CaptureFixture[str], tmp
     assert picture.stat().st_size > 10_000
 
 
+def test_the_order_of_tasks_is_printed_when_asked(capsys: pytest.CaptureFixture[str]):
+    chosen = [*SMALL, "--pipeline", "gpipe", "--micro-batches", "2", "--batch-size", "4", "--actions"]
+    assert plan(*chosen) == 0
+    assert capsys.readouterr().out.splitlines()[-6:] == [f"stage {index} | F0 F1 B0 B1" for index in range(6)]
+    assert plan(*chosen, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["actions"][0] == "stage 0 | F0 F1 B0 B1"
+
+
 def test_pipeline_and_micro_batches_are_obeyed(capsys: pytest.CaptureFixture[str]):
     assert plan(*SMALL, "--pipeline", "gpipe", "--micro-batches", "2", "--batch-size", "4", "--json") == 0
     told = json.loads(capsys.readouterr().out)
