@@ -34,9 +34,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """Compiled at its first call, for the types of that call, and kept beside the module for the next process if possible."""
     try:
-        return cast(Function, njit(function, cache=True))
+        return cast("Function", njit(function, cache=True))
     except RuntimeError:  # numba found no folder to write to
-        return cast(Function, njit(function))
+        return cast("Function", njit(function))
 
 
 class Blocks(NamedTuple):
