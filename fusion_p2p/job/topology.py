@@ -18,7 +18,7 @@ from itertools import product
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
-from fusion_p2p.plan.plan import Plan, Replica, Turns
+from fusion_p2p.plan.plan import FEED_CREDITS, Plan, Replica, Turns
 from fusion_p2p.wire.frames import OWNER, Direction, Edge
 
 TRIGGER = 0xFFFF_FFFF
@@ -87,10 +87,6 @@ class ReplicaEdges:
             found = tuple(as_evaluation(edge) for edge in carrying) if direction is Direction.EVALUATE else tuple(carrying)
             self._carried[asked] = found
         return found
-
-
-FEED_CREDITS = 2
-"""Values of one graph input that may wait at a replica."""
 
 
 def edge_credits(plan: Plan, edges: Sequence[ReplicaEdges]) -> dict[Edge, int]:

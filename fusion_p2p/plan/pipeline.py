@@ -9,8 +9,6 @@ from fusion_p2p.plan.plan import Schedule
 
 OWNER_STAGE = -1
 """The source of the edges that carry the owner's feeds."""
-FEED_CREDITS = 2
-"""Values of one graph input that may wait at a slice."""
 
 
 @dataclass(frozen=True, slots=True)

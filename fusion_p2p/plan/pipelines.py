@@ -21,8 +21,8 @@ from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.memory import CREDITS, Holding, stage_bytes
 from fusion_p2p.plan.network import Floats, Network
-from fusion_p2p.plan.pipeline import FEED_CREDITS, OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange, PipelineStage
-from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
+from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange, PipelineStage
+from fusion_p2p.plan.plan import FEED_CREDITS, EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.request import NodeCost, Terms
 from fusion_p2p.plan.times import deal, operator_seconds, times
 from fusion_p2p.wire import codecs

@@ -12,6 +12,9 @@ from fusion_p2p.ids import Digest, PeerId
 Schedule = Literal["gpipe", "1f1b"]
 """gpipe: all forward passes of a step, then all backward passes. 1f1b: a ready backward before the next forward."""
 
+FEED_CREDITS = 2
+"""Values of one graph input that may wait at a replica: what the owner feeds obeys credits too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turns:
