@@ -24,6 +24,14 @@ def type_of(tensor: Tensor) -> TensorType:
     return TensorType(tuple(tensor.shape), name, tensor.requires_grad)
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether there is no NaN and no infinity: one pass without memory, as either shows in the extremes."""
+    if not tensor.numel():
+        return True
+    least, greatest = torch.aminmax(tensor)
+    return bool(torch.isfinite(least) & torch.isfinite(greatest))
+
+
 def to_bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes on the host. They share its memory where they can: do not write to it while they are being sent."""
     host = tensor.detach().to("cpu").contiguous()

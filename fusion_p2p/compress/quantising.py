@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusion_p2p.compress.dense import all_finite
 from fusion_p2p.errors import WireError
 from fusion_p2p.wire.codecs import BLOCK, SCALE_BYTES, num_blocks
 
@@ -35,7 +36,7 @@ def encode_int8(flat: Tensor, seed: int | None) -> Tensor | None:
     """Bytes of `flat` (n,) float32; None when it is not finite."""
     blocks = _filled(flat)
     peaks = blocks.abs().amax(1)
-    if not _all_finite(peaks):
+    if not all_finite(peaks):
         return None
     scales = _scales(peaks, INT8_LEVELS)
     codes = _round(blocks / scales[:, None], INT8_LEVELS, seed).to(torch.int8)
@@ -54,8 +55,8 @@ def encode_int4(flat: Tensor, seed: int | None) -> Tensor | None:
     blocks = _filled(flat)
     rotated = blocks @ rotation(flat.device)
     peaks = rotated.abs().amax(1)
-    if not _all_finite(peaks):  # sums of 64 huge numbers are not finite either
-        if not _all_finite(blocks):
+    if not all_finite(peaks):  # sums of 64 huge numbers are not finite either
+        if not all_finite(blocks):
             return None
         rotated = _rotated_in_double(blocks, rotation(flat.device))
         peaks = rotated.abs().amax(1)
@@ -152,12 +153,6 @@ def _products(codes: Tensor, scales: Tensor) -> Tensor:
 def _rotated_in_double(blocks: Tensor, turn: Tensor) -> Tensor:
     """For magnitudes whose sums would overflow."""
     return (blocks.double() @ turn.double()).clamp_(-_MOST, _MOST).float()
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    """One pass without memory: the extremes are not finite when anything is not."""
-    least, greatest = torch.aminmax(tensor)
-    return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
 def _whole(bits: Tensor) -> Tensor:

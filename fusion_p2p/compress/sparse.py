@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.compress import bits
+from fusion_p2p.compress.dense import all_finite
 from fusion_p2p.compress.quantising import (
     bfloat16_bytes,
     decode_int8,
@@ -86,7 +87,7 @@ class SparseCoder:
         values = flat[places]
         if self._spec.values == "int8":
             return encode_int8(values, seed)
-        return _encode_floats(values, self._spec.values) if bool(torch.isfinite(values).all()) else None
+        return _encode_floats(values, self._spec.values) if all_finite(values) else None
 
     def decode_masked(self, data: Tensor) -> Tensor:
         """The (kept,) values that `encode_masked` wrote."""

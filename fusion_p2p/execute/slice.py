@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusion_p2p.compress.dense import all_finite
 from fusion_p2p.errors import SliceFailed
 from fusion_p2p.execute.arrivals import Arrivals
 from fusion_p2p.execute.interpreter import Interpreter, describe
@@ -264,7 +265,7 @@ def first_non_finite(graph: Graph, values: Mapping[int, Tensor]) -> str | None:
     """Which of some values holds a NaN or an infinity, and the op that computed it; None when all are finite."""
     for value in sorted(values):
         tensor = values[value]
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             return f"value {value}, {_origin(graph, value)}, is not finite"
     return None
 

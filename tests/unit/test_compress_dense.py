@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_p2p.compress.dense import from_bytes, to_bytes, type_of
+from fusion_p2p.compress.dense import all_finite, from_bytes, to_bytes, type_of
 from fusion_p2p.errors import WireError
 from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import DTYPE_BYTES, TensorType
@@ -53,6 +53,17 @@ def test_contiguous_tensor_is_not_copied_in_either_direction():
     arrived = from_bytes(buffer, type_of(tensor), CPU)
     buffer[0:4] = to_bytes(torch.tensor(3.0))
     assert arrived[0] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float):
+    tensor = torch.ones(5, 7, dtype=dtype)
+    assert all_finite(tensor)
+    assert all_finite(tensor[:0])
+    tensor[3, 2] = bad
+    assert not all_finite(tensor)
+    assert not all_finite(tensor.t())
 
 
 def test_bytes_are_little_endian():
