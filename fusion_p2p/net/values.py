@@ -28,6 +28,9 @@ VALUES_PROTOCOL = "/fusion/values/1"
 MAX_ANSWERS = 4096
 FIRST_FRAME_S = 120.0
 """A lane that carries nothing for so long after it was opened is closed; its sender opens it again when needed."""
+MEASURED_BYTES = 256 << 10
+MEASURED_S = 0.05
+"""A value so large that took so long says how fast the link is; what came sooner was waiting in buffers."""
 _GRADIENTS = (Direction.BACKWARD, Direction.TIED)
 
 log = logging.getLogger(__name__)
@@ -175,6 +178,8 @@ class ValueReceiver:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.observed: Callable[[PeerId, float], None] = lambda peer, bytes_per_s: None
+        """Told how many bytes per second a large value came with."""
         self._inlets: dict[RunId, Inlet] = {}
         self._lanes: dict[tuple[PeerId, bool], _Incoming] = {}
         self.bytes_received = 0
@@ -246,7 +251,11 @@ class ValueReceiver:
         if not accepts(expected.codec, declared, header.payload_bytes, backward=backward):
             most = payload_bytes(expected.codec, declared, backward=backward)[1]
             raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {most}")
+        began = asyncio.get_running_loop().time()
         data = memoryview(await read_chunks(stream, header.payload_bytes, self._count_chunk))
+        seconds = asyncio.get_running_loop().time() - began
+        if len(data) >= MEASURED_BYTES and seconds >= MEASURED_S:
+            self.observed(stream.remote, len(data) / seconds)
         self.bytes_received += HEADER_BYTES + len(data)
         return Payload(declared, data, header.codec)
 

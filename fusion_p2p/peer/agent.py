@@ -85,6 +85,7 @@ async def _serve(config: JoinConfig, joined: Joined, bench: Bench, measured: Rat
     presence = Presence(transport, joined.directory, joined.identity, clock, profile, jobs)
     Coordination(transport, presence, blobs, clock)
     watch = LinkWatch(transport, presence, jobs, clock)
+    jobs.observe_rates(watch.saw_traffic)
     await blobs.start()
     async with asyncio.TaskGroup() as group:
         group.create_task(jobs.run())

@@ -80,6 +80,10 @@ class JobService:
         self._group: asyncio.TaskGroup | None = None
         self._released = asyncio.Event()
 
+    def observe_rates(self, observed: Callable[[PeerId, float], None]) -> None:
+        """Tell `observed` how many bytes per second large values come in with, and from whom."""
+        self._receiver.observed = observed
+
     def holding(self) -> Holding | None:
         """The job and slices that this peer is engaged for; None when it is free."""
         engaged = self._engaged

@@ -27,19 +27,24 @@ FAILED_PAUSE_S = 300.0
 SOON_S = 5.0
 """A probe that can begin within this time is worth waiting for."""
 OLD_WEIGHT = 0.5
-"""Of the old figure when a link is probed again within REFRESH_S."""
-RISE_WEIGHT, FALL_WEIGHT = 0.5, 0.1
-"""Of a rate seen in traffic that is above or below the known one: traffic shares its line, so it proves more than it denies."""
+"""Of the old figure when a link is measured again within REFRESH_S."""
+TRAFFIC_WINDOW_S = 30.0
+"""Values share the line with each other, so only the fastest of so many seconds counts as a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Both directions to one peer. None: not measured. `at`: when a probe or traffic last told of it."""
+    """Both directions to one peer. None: not measured. `at`: when a probe or traffic last told of it.
+
+    `fastest`: the best rate seen in traffic from the peer since `watched_from`.
+    """
 
     at: float
     latency_s: float | None = None
     out_bytes_per_s: float | None = None
     in_bytes_per_s: float | None = None
+    watched_from: float | None = None
+    fastest: float = 0.0
 
     @property
     def probed(self) -> bool:
@@ -156,6 +161,7 @@ def entries(state: LinkTable, now: float) -> tuple[LinkEntry, ...]:
             age_s=max(0.0, now - link.at),
         )
         for peer, link in newest
+        if link.probed or link.in_bytes_per_s is not None
     )
 
 
@@ -174,29 +180,31 @@ def merged(tables: Mapping[PeerId, Iterable[LinkEntry]]) -> dict[tuple[PeerId, P
 
 
 def _probed(state: LinkTable, event: Probed, now: float) -> LinkTable:
-    old = state.links.get(event.peer)
-    recent = old is not None and old.probed and now - old.at <= REFRESH_S
-
-    def mixed(known: float | None, new: float) -> float:
-        return new if known is None or not recent else OLD_WEIGHT * known + (1 - OLD_WEIGHT) * new
-
-    known = old or Link(now)
-    link = Link(
+    old = state.links.get(event.peer, Link(now))
+    link = replace(
+        old,
         at=now,
-        latency_s=mixed(known.latency_s, event.latency_s),
-        out_bytes_per_s=mixed(known.out_bytes_per_s, event.out_bytes_per_s),
-        in_bytes_per_s=mixed(known.in_bytes_per_s, event.in_bytes_per_s),
+        latency_s=_mixed(old, old.latency_s, event.latency_s, now),
+        out_bytes_per_s=_mixed(old, old.out_bytes_per_s, event.out_bytes_per_s, now),
+        in_bytes_per_s=_mixed(old, old.in_bytes_per_s, event.in_bytes_per_s, now),
     )
     return _free(_with(state, event.peer, link), event.peer)
 
 
+def _mixed(old: Link, known: float | None, new: float, now: float) -> float:
+    if known is None or now - old.at > REFRESH_S:
+        return new
+    return OLD_WEIGHT * known + (1 - OLD_WEIGHT) * new
+
+
 def _traffic(state: LinkTable, peer: PeerId, rate: float, now: float) -> LinkTable:
-    link = state.links.get(peer, Link(now))
-    known = link.in_bytes_per_s
-    if known is not None:
-        weight = RISE_WEIGHT if rate > known else FALL_WEIGHT
-        rate = (1 - weight) * known + weight * rate
-    return _with(state, peer, replace(link, at=now, in_bytes_per_s=rate))
+    old = state.links.get(peer, Link(now))
+    began = now if old.watched_from is None else old.watched_from
+    watched = replace(old, watched_from=began, fastest=max(old.fastest, rate))
+    if now - began >= TRAFFIC_WINDOW_S:
+        mixed = _mixed(old, old.in_bytes_per_s, watched.fastest, now)
+        watched = replace(watched, at=now, in_bytes_per_s=mixed, watched_from=now, fastest=0.0)
+    return _with(state, peer, watched)
 
 
 def _with(state: LinkTable, peer: PeerId, link: Link) -> LinkTable:

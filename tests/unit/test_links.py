@@ -16,6 +16,7 @@ from fusion_p2p.swarm.links import (
     NEAR_TARGETS,
     REFRESH_S,
     TARGETS,
+    TRAFFIC_WINDOW_S,
     Failed,
     Link,
     LinkTable,
@@ -127,7 +128,8 @@ def test_the_oldest_link_is_measured_again_unless_traffic_tells() -> None:
     others = peers(3)
     table, _ = probe_all(LinkTable(ME), others)
     assert look(table, others, REFRESH_S - 1)[1] is None
-    table = after(table, Traffic(PeerId("peer0"), 1e6), now=REFRESH_S - 1)
+    for now in (REFRESH_S - 1 - TRAFFIC_WINDOW_S, REFRESH_S - 1):
+        table = after(table, Traffic(PeerId("peer0"), 1e6), now=now)
     table, first = look(table, others, REFRESH_S + 1)
     assert first in ("peer1", "peer2")
     table = after(table, Probed(PeerId(first), 0.01, 1e6, 1e6), now=REFRESH_S + 1)
@@ -144,19 +146,29 @@ def test_figures_mix_when_recent_and_are_replaced_when_old() -> None:
     assert table.links[a] == Link(11 + REFRESH_S, 0.01, 9e6, 9e6)
 
 
-def test_traffic_raises_a_rate_faster_than_it_lowers_it() -> None:
+def test_the_fastest_value_of_a_while_is_a_measurement() -> None:
     a = PeerId("a")
     table = after(LinkTable(ME), Probed(a, 0.02, 1e6, 4e6))
-    assert after(table, Traffic(a, 8e6)).links[a].in_bytes_per_s == pytest.approx(6e6)
-    assert after(table, Traffic(a, 2e6)).links[a].in_bytes_per_s == pytest.approx(3.8e6)
-    assert after(LinkTable(ME), Traffic(a, 5e6)).links[a] == Link(0, None, None, 5e6)
+    for now, rate in ((1, 1e6), (10, 8e6), (20, 2e6)):
+        table = after(table, Traffic(a, rate), now=now)
+        assert table.links[a].in_bytes_per_s == 4e6, "values share the line"
+    table = after(table, Traffic(a, 3e6), now=1 + TRAFFIC_WINDOW_S)
+    assert table.links[a].in_bytes_per_s == pytest.approx(6e6)
+    for now in (40, 62):
+        table = after(table, Traffic(a, 2e6), now=now)
+    assert table.links[a].in_bytes_per_s == pytest.approx(4e6), "and it may be less"
+    assert (table.links[a].latency_s, table.links[a].out_bytes_per_s) == (0.02, 1e6)
+    new = after(after(LinkTable(ME), Traffic(a, 5e6)), Traffic(a, 1e6), now=TRAFFIC_WINDOW_S)
+    assert (new.links[a].in_bytes_per_s, new.links[a].probed) == (5e6, False)
+    assert entries(after(LinkTable(ME), Traffic(a, 5e6)), 1.0) == (), "nothing is known yet"
+    assert [entry.in_bytes_per_s for entry in entries(new, 1.0)] == [5e6]
 
 
 def test_the_announced_rates_are_those_to_the_world() -> None:
     lan = Probed(PeerId("near"), 0.0002, 1.2e8, 1.1e8)
     assert summary(LinkTable(ME)) == (None, None)
     assert summary(after(LinkTable(ME), lan)) == (1.2e8, 1.1e8)
-    assert summary(after(LinkTable(ME), lan, Probed(PeerId("far"), 0.02, 1e6, 6e6), Traffic(PeerId("b"), 7e6))) == (1e6, 7e6)
+    assert summary(after(LinkTable(ME), lan, Probed(PeerId("far"), 0.02, 1e6, 6e6))) == (1e6, 6e6)
 
 
 def test_tables_merge_to_directed_links_the_newer_figures_win() -> None:
