@@ -16,7 +16,7 @@ class PipelineStage:
     """One slice as it runs.
 
     nodes: network nodes of its members; stages that share a node share its device, which does one task at a time.
-    forward_s, backward_s: seconds per micro-batch, for each member (backward includes recomputation).
+    forward_s, backward_s: seconds per micro-batch, for each member (with recomputation, and what coding values takes).
     in_flight: micro-batches that each member may hold between forward and backward.
     deal: for every micro-batch the member that executes it.
     finish_s: seconds from a stage's last backward to the end of its step (gradients of replicas summed, report on its way).
@@ -37,7 +37,6 @@ class PipelineStage:
 class PipelineEdge:
     """Bytes per micro-batch from stage `source` (or OWNER_STAGE) to a later stage, and of the gradient on the way back.
 
-    encode_s: seconds that coding costs the sender's device thread, per micro-batch and direction (0 when done beside it).
     gradient: whether a gradient comes back, for which the source's backward waits (never to the owner).
     credits: values on their way or waiting at the reader, in each direction; later ones wait at the sender (0: no limit).
     """
@@ -46,7 +45,6 @@ class PipelineEdge:
     target: int
     forward_bytes: float
     backward_bytes: float
-    encode_s: float = 0.0
     gradient: bool = True
     credits: int = 0
 

@@ -18,6 +18,7 @@ from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
 from fusion_p2p.plan.actions import rtt_caps, with_caps
 from fusion_p2p.plan.chain import Chain
+from fusion_p2p.plan.coding import coding_passes
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.memory import CREDITS, Holding, stage_bytes
 from fusion_p2p.plan.network import Floats, Network
@@ -45,7 +46,8 @@ def pipeline_of_layout(chain: Chain, network: Network, layout: Layout, terms: Te
         ratio = layout.ratios[index] if layout.ratios else 1.0
         there, back = float(chain.crossing[stage.last]), float(chain.crossing_back[stage.last])
         edges.append(PipelineEdge(index, index + 1, there / ratio, back / ratio))
-    pipeline = Pipeline(network, stages, tuple(edges), terms.micro_batches, layout.schedule)
+    exchanges = tuple(_shared(chain, layout))
+    pipeline = Pipeline(network, stages, tuple(edges), terms.micro_batches, layout.schedule, exchanges)
     if layout.schedule == "gpipe":
         return pipeline
     caps = rtt_caps(pipeline)
@@ -76,6 +78,15 @@ def _stage(chain: Chain, network: Network, stage: Stage, layout: Layout, terms: 
         deal=dealt,
         finish_s=group_sum_s(network, stage.peers, float(chain.parameter_bytes[last] - chain.parameter_bytes[first])),
     )
+
+
+def _shared(chain: Chain, layout: Layout) -> Iterator[PipelineExchange]:
+    """Tied parameters: every copy's gradient goes to the first stage that holds one."""
+    for tied in chain.tied:
+        home, *others = chain.holders(tied, [stage.first for stage in layout.stages])
+        for stage in others:
+            for member in range(len(layout.stages[stage].peers)):
+                yield PipelineExchange((stage, member), (home, 0), tied.num_bytes)
 
 
 def _fed(chain: Chain, network: Network, layout: Layout) -> list[tuple[int, float]]:
@@ -115,7 +126,7 @@ class _PlannedStep:
         self.moved = np.array([cost.bytes_moved for cost in costs], dtype=np.float64)
         self.forward_flops = np.array([cost.forward_flops for cost in costs], dtype=np.float64)
         self.backward_flops = np.array([cost.backward_flops for cost in costs], dtype=np.float64)
-        self.codec_of = {(edge.value, edge.source, edge.target): edge for edge in plan.edges}
+        self.coding = self._coding()
 
     def pipeline(self) -> Pipeline:
         stages = tuple(self._stage(*both) for both in zip(self.parts.slices, self.plan.slices, strict=True))
@@ -125,13 +136,12 @@ class _PlannedStep:
 
     def _stage(self, part: Slice, planned: SlicePlan) -> PipelineStage:
         nodes = self.nodes[part.index]
-        both = [self._seconds(part, node) for node in nodes]
-        again = 1.0 if planned.recompute else 0.0
+        both = [self._seconds(part, node, recompute=planned.recompute) for node in nodes]
         slowest = min(float(self.network.memory_bytes_per_s[node]) for node in nodes)
         return PipelineStage(
             nodes=nodes,
             forward_s=tuple(forward for forward, _ in both),
-            backward_s=tuple(backward + again * forward for forward, backward in both),
+            backward_s=tuple(backward for _, backward in both),
             in_flight=planned.in_flight,
             deal=tuple(planned.deal[index % len(planned.deal)] for index in range(self.plan.micro_batches)),
             finish_s=self._owner_alpha(nodes, towards=True),
@@ -139,14 +149,29 @@ class _PlannedStep:
             update_s=UPDATE_PASSES * self._trained_bytes(part) / max(slowest, 1.0),
         )
 
-    def _seconds(self, part: Slice, node: int) -> tuple[float, float]:
-        """Forward and backward of a slice on a peer, per micro-batch."""
-        rates: Floats = np.append(self.network.flops_per_s[node], self.network.memory_bytes_per_s[node])
+    def _seconds(self, part: Slice, node: int, *, recompute: bool) -> tuple[float, float]:
+        """Forward and backward of a slice on a peer, per micro-batch, with the coding of what it reads and sends."""
+        memory_rate = float(self.network.memory_bytes_per_s[node])
+        rates: Floats = np.append(self.network.flops_per_s[node], memory_rate)
         own = list(part.nodes)
         kinds, moved = self.kinds[own], self.moved[own]
-        forward = operator_seconds(kinds, self.forward_flops[own], moved, rates)
-        backward = operator_seconds(kinds, self.backward_flops[own], 2 * moved * (self.backward_flops[own] > 0), rates)
-        return float(forward.sum()), float(backward.sum())
+        forward = operator_seconds(kinds, self.forward_flops[own], moved, rates).sum()
+        backward = operator_seconds(kinds, self.backward_flops[own], 2 * moved * (self.backward_flops[own] > 0), rates).sum()
+        there, back = (moved / max(memory_rate, 1.0) for moved in self.coding[part.index])
+        return float(forward) + there, float(backward) + back + (float(forward) if recompute else 0.0)
+
+    def _coding(self) -> list[tuple[float, float]]:
+        """Bytes that each slice's device moves to code what its forward and backward passes read and send."""
+        there, back = ([0.0] * len(self.parts.slices) for _ in range(2))
+        for edge in self.plan.edges:
+            kind = self.graph.types[edge.value]
+            spec = codecs.effective(codecs.parse(edge.codec), kind)
+            value, gradient = coding_passes(spec, backward=False), coding_passes(spec, backward=True)
+            there[edge.source] += kind.num_bytes * value.encode
+            there[edge.target] += kind.num_bytes * value.decode
+            back[edge.target] += kind.num_bytes * gradient.encode
+            back[edge.source] += kind.num_bytes * gradient.decode
+        return list(zip(there, back, strict=True))
 
     def _owner_alpha(self, nodes: Sequence[int], *, towards: bool) -> float:
         """The latency between the owner and the farthest member."""

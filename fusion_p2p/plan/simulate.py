@@ -154,13 +154,11 @@ class _Simulation:
             [len(incoming)] * self.pipeline.micro_batches,
             [sum(edge.gradient for edge in outgoing)] * self.pipeline.micro_batches,
         )
-        coding_s = sum(edge.encode_s for edge in outgoing)
-        coding_back_s = sum(edge.encode_s for edge in incoming if _returns(edge))
         for member, node in enumerate(planned.nodes):
             device = self.devices.setdefault(node, _Device())
             own = [micro_batch for micro_batch, dealt in enumerate(planned.deal) if dealt == member]
             in_flight = len(own) if self.gpipe else planned.in_flight
-            times = planned.forward_s[member] + coding_s, planned.backward_s[member] + coding_back_s
+            times = planned.forward_s[member], planned.backward_s[member]
             unit = _Unit(index, member, node, stage, device, own, in_flight, *times)
             device.units.append(unit)
             device.decided_s = max(device.decided_s, planned.start_s)

@@ -87,7 +87,6 @@ def _random_edge(rng: random.Random, source: int, target: int) -> PipelineEdge:
         target,
         rng.uniform(0.1, 3.0),
         rng.uniform(0.1, 3.0),
-        encode_s=rng.choice([0.0, 0.1]),
         gradient=rng.random() < 0.7,
         credits=rng.randint(0, 3),
     )

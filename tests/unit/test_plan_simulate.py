@@ -171,12 +171,6 @@ def test_shared_gradients_travel_among_the_values() -> None:
     assert {(s.stage, s.kind): s.start_s for s in simulate(apart, trace=True).tasks}[1, "F"] == 9.0
 
 
-def test_coding_takes_the_sender() -> None:
-    pipeline = chain_pipeline(2, 5)
-    coded = dataclasses.replace(pipeline, edges=(dataclasses.replace(pipeline.edges[0], encode_s=0.5),))
-    assert simulate(coded).busy_s == ((17.5,), (17.5,))
-
-
 def test_a_standstill_is_an_error_that_says_where() -> None:
     stuck = with_caps(chain_pipeline(2, 3), (1, 0))
     with pytest.raises(RuntimeError, match=r"stage 0.0: F1 B0 of 3, stage 1.0: F0 B0 of 3"):
