@@ -29,7 +29,7 @@ from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 
 TESTBED = Path(__file__).resolve().parents[1] / "testbeds" / "t7-emulated.json"
-BASE = 4.0
+BASE = 6.0
 """Times that the fastest peer is slower than this machine: all together then keep less than 1.2 cores busy."""
 SEQUENCES = 4
 """Examples of a micro-batch."""
