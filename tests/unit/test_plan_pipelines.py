@@ -10,6 +10,7 @@ import torch
 from contrib.benchmarks.operators import gpt2
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest
+from fusion_p2p.plan.chain import TiedParameter
 from fusion_p2p.plan.estimate import step_estimate
 from fusion_p2p.plan.fence import op_fence
 from fusion_p2p.plan.layout import Layout, Stage
@@ -211,3 +212,10 @@ def test_op_fence_of_gpt2_xl_takes_what_formula_and_an_independent_prototype_say
     assert step_s == pytest.approx(limited_s, rel=5e-3)
     assert step_s == pytest.approx(step_estimate(model, network, layout, 8), rel=0.05)
     assert simulate(dataclasses.replace(pipeline, schedule="gpipe")).step_s == pytest.approx(gpipe_s, rel=5e-3)
+
+
+def test_stages_of_a_layout_exchange_the_parameters_that_they_share() -> None:
+    model = dataclasses.replace(random_chain(0, 6), tied=(TiedParameter(1000.0, (0, 1, 5)), TiedParameter(50.0, (2, 3))))
+    layout = Layout("test", (Stage(0, 2, (0,)), Stage(2, 4, (1,)), Stage(4, 6, (2, 3))))
+    pipeline = pipeline_of_layout(model, random_network(0, 4), layout, Terms(micro_batches=2))
+    assert pipeline.exchanges == (PipelineExchange((2, 0), (0, 0), 1000.0), PipelineExchange((2, 1), (0, 0), 1000.0))
