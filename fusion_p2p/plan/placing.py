@@ -7,13 +7,15 @@ first, until it fits its peer. Under gpipe it holds all of its micro-batches. A 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import Cut, cut
+from fusion_p2p.graph.slices import Crossing, Cut, cut
 from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.actions import rtt_caps, wanted_credits
 from fusion_p2p.plan.chain import Chain
@@ -47,8 +49,7 @@ def place(
         slice_of=slice_of,
         slices=tuple(_members(chain, network, stage, layout, request.micro_batches) for stage in layout.stages),
         edges=tuple(
-            EdgePlan(edge.value, edge.source, edge.target, codec_of(layout.ratios[edge.source : edge.target], request))
-            for edge in parts.edges
+            EdgePlan(edge.value, edge.source, edge.target, _codec(network, layout, edge, request)) for edge in parts.edges
         ),
         idle=request.idle + why_idle(chain, network, layout),
         schedule=layout.schedule,
@@ -58,6 +59,14 @@ def place(
     if isinstance(sized, NoPlan):
         return sized
     return replace(sized, predicted_step_s=simulate(pipeline_of_plan(graph, parts, costs, sized, network)).step_s)
+
+
+def _codec(network: Network, layout: Layout, edge: Crossing, request: PlanRequest) -> str:
+    """What the policy gives an edge, by the ratios of the boundaries that it spans and its fastest link."""
+    pairs = product(layout.stages[edge.source].peers, layout.stages[edge.target].peers)
+    second = min(network.link_s(*pair, num_bytes=1.0) - network.link_s(*pair, num_bytes=0.0) for pair in pairs)
+    rate = 1.0 / second if second > 0 else math.inf
+    return codec_of(layout.ratios[edge.source : edge.target], request, rate)
 
 
 def _members(chain: Chain, network: Network, stage: Stage, layout: Layout, micro_batches: int) -> SlicePlan:

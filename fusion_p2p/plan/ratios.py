@@ -85,10 +85,11 @@ def why_unknown(codec: str) -> str | None:
     return None
 
 
-def codec_of(ratios: Sequence[float], request: PlanRequest) -> str:
+def codec_of(ratios: Sequence[float], request: PlanRequest, link_bytes_per_s: float = 0.0) -> str:
     """The codec of an edge that spans boundaries with these ratios, as text for the plan: one that divides by the largest.
 
-    `adaptive` takes the least lossy rung that is enough, of those that leave no trace in the model as far as they reach.
+    `adaptive` takes the least lossy rung that is enough, of those that leave no trace in the model as far as they reach, and
+    never one that takes longer than it saves on a link of this speed.
     """
     ratio = max(ratios)
     match request.codec:
@@ -96,7 +97,8 @@ def codec_of(ratios: Sequence[float], request: PlanRequest) -> str:
             kept = CodecSpec("topk-paper", min(OVERHEAD * ratio, MAX_RATIO))
             return str(kept) if ratio > 1.0 else NONE.family
         case "adaptive":
-            return rung_for(ratio, sparse=request.ratio > LADDER[-1][0]) if ratio > 1.0 else NONE.family
+            sparse = request.ratio > LADDER[-1][0]
+            return rung_for(ratio, sparse=sparse, link_bytes_per_s=link_bytes_per_s) if ratio > 1.0 else NONE.family
     return request.codec
 
 

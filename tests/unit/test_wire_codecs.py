@@ -135,6 +135,13 @@ def test_rungs_of_the_ladder_keep_their_ratio_and_the_least_lossy_is_taken():
     assert SPARSE_LADDER[: len(LADDER)] == LADDER
 
 
+def test_where_coding_would_take_longer_than_it_saves_it_is_not_used():
+    speeds = [gigabits * 1e9 / 8 for gigabits in (0.1, 1, 2, 5, 10)]
+    rungs = [rung_for(16, sparse=True, link_bytes_per_s=speed) for speed in speeds]
+    assert rungs == ["topk:5:int8", "int4", "int8", "bf16", "none"]
+    assert all(codecs.pays(parse(text), 0.0) for _, text in SPARSE_LADDER)
+
+
 @pytest.mark.parametrize("ratio", [2, 3, 5, 10, 30, 100, 300, 1000, 10_000])
 def test_the_rice_parameter_is_the_best_one(ratio: int):
     n, k = ratio * 1000, 1000
