@@ -135,6 +135,15 @@ def test_codecs_follow_the_ratios(codec: str, ratio: float, ratios: tuple[float,
     assert [edge.codec for edge in plan.edges] == expected
 
 
+def test_adaptive_takes_nothing_that_takes_longer_than_it_saves() -> None:
+    halves = replace(HALVES, ratios=(16.0,))
+    rungs = [
+        placed(halves, network([0, 1], between=(0.02, 8 / bits_per_s)), codec="adaptive").edges[0].codec
+        for bits_per_s in (1e8, 2e9, 2e10)
+    ]
+    assert rungs == ["topk:5:int8", "int8", "none"]
+
+
 def test_the_better_schedule_is_taken() -> None:
     net = network([0, 1, 2], between=(0.5, 0.02))
     plans = {
