@@ -20,8 +20,11 @@ from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.portfolio import Portfolio
 from fusion_p2p.plan.request import NoPlan, Terms
+from fusion_p2p.plan.together import together
 
 NAME = "auto"
+KEPT_TOGETHER = 4
+"""Of the fastest layouts so many are tried with the copies of tied parameters on one peer."""
 OTHERS: tuple[Callable[[Chain, Network, Terms], Layout | NoPlan], ...] = (equal_number, equal_compute, op_fence)
 
 
@@ -36,6 +39,9 @@ def auto(chain: Chain, network: Network, terms: Terms) -> Layout | NoPlan:
         _offer_all(judge, Portfolio.of(chain, network, replace(terms, recompute=True)))
     if judge.best is None:
         return judge.refusal or NoPlan("no layout fits the memory of the peers")
+    for stages, recompute in judge.fastest(KEPT_TOGETHER):
+        for joined in together(chain, stages):
+            judge.stages(NAME, joined, recompute=recompute)
     improve(judge)
     return replace(judge.best, scheduler=NAME)
 

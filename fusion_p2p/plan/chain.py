@@ -21,6 +21,14 @@ from fusion_p2p.plan.network import Floats
 from fusion_p2p.plan.request import NodeCost
 
 
+@dataclass(frozen=True, slots=True)
+class TiedParameter:
+    """A trainable parameter that several operators read: stages that hold a copy exchange its gradient once a step."""
+
+    num_bytes: float
+    readers: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Chain:
     """M operators, N blocks, N + 1 positions (position 0 and N are the ends). All figures are for one micro-batch.
@@ -30,6 +38,7 @@ class Chain:
     crossing, crossing_back: (N + 1,) bytes forward and of gradients back at each position, 0 at the ends.
     parameter_bytes, buffer_bytes, saved_bytes: (N + 1,) sums over all operators before the position; a value is counted once,
     a parameter where it is first read. feed_bytes: (N + 1,) likewise, inputs that the owner sends; empty: none.
+    tied: trainable parameters that several operators read.
     """
 
     name: str
@@ -44,6 +53,7 @@ class Chain:
     buffer_bytes: Floats
     saved_bytes: Floats
     feed_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    tied: tuple[TiedParameter, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -57,6 +67,11 @@ class Chain:
     def work(self) -> Floats:
         """(N + 1,) FLOPs forward and backward of all operators before each position."""
         return _before(self.forward_flops + self.backward_flops)[self.positions]
+
+    def holders(self, tied: TiedParameter, borders: Sequence[int]) -> list[int]:
+        """The stages that hold a parameter, ascending, where stage i begins at position `borders[i]`."""
+        starts = self.positions[list(borders)]
+        return sorted({int(np.searchsorted(starts, reader, side="right")) - 1 for reader in tied.readers})
 
     def keep(self, kept: NDArray[np.int64]) -> Chain:
         """The same operators with only these of the positions, ascending, both ends among them."""
@@ -111,6 +126,11 @@ def chain_of(graph: Graph, costs: Sequence[NodeCost], name: str = "") -> Chain:
         buffer_bytes=_before(read.first_read_bytes(graph, buffers))[positions],
         saved_bytes=_before(np.array([cost.saved_bytes for cost in costs], dtype=np.float64))[positions],
         feed_bytes=_before(read.first_read_bytes(graph, range(graph.first_parameter)))[positions],
+        tied=tuple(
+            TiedParameter(graph.types[value].num_bytes, tuple(read.nodes[value]))
+            for value in trainable
+            if len(read.nodes.get(value, ())) > 1
+        ),
     )
 
 
@@ -173,32 +193,29 @@ def legal_boundaries(graph: Graph) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """First and last node that reads each value."""
+    """The nodes that read each value, ascending."""
 
-    first: dict[int, int]
-    last: dict[int, int]
+    nodes: dict[int, list[int]]
 
     @classmethod
     def of(cls, graph: Graph) -> _Reads:
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
+        nodes: dict[int, list[int]] = {}
         for index, node in enumerate(graph.nodes):
-            for value in node.reads():
-                first.setdefault(value, index)
-                last[value] = index
-        return cls(first, last)
+            for value in set(node.reads()):
+                nodes.setdefault(value, []).append(index)
+        return cls(nodes)
 
     def sent(self, graph: Graph) -> dict[int, tuple[int, int]]:
         """For every value that a cut would send, the node that makes it and the last that reads it."""
         constants = constant_nodes(graph)
         made = ((index, node) for index, node in enumerate(graph.nodes) if index not in constants)
-        return {value: (index, self.last.get(value, index)) for index, node in made for value in node.outputs}
+        return {value: (index, self.nodes.get(value, [index])[-1]) for index, node in made for value in node.outputs}
 
     def first_read_bytes(self, graph: Graph, values: Sequence[int]) -> Floats:
         """(M,) bytes of those values that each node is the first to read; what no node reads counts at the first."""
         at_node = np.zeros(len(graph.nodes))
         for value in values:
-            at_node[self.first.get(value, 0)] += graph.types[value].num_bytes
+            at_node[self.nodes.get(value, [0])[0]] += graph.types[value].num_bytes
         return at_node
 
 

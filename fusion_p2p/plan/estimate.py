@@ -2,7 +2,7 @@
 
     C_s   seconds there and back of one micro-batch on the slowest member of stage s
     R_i   seconds of one message over boundary i, the worst pair of members: alpha + bytes * beta
-    T     the most that any stage or link is busy per micro-batch: members share a stage's work, and pay for the sum of their
+    T     the most that any peer or link is busy per micro-batch: members share a stage's work, and pay for the sum of their
           gradients; a boundary has as many links at once as its smaller side has members, if its sites' lines carry them
     step  sum of C_s + sum of R_i there and back + feed of the first stage + (micro-batches - 1) * T
 
@@ -11,6 +11,7 @@ Full duplex: the two directions of a link are busy at once, half duplex: one aft
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,8 +64,11 @@ def formula(chain: Chain, network: Network, layout: Layout, micro_batches: int) 
     feeds = [_feed_s(chain, network, stage) for stage in stages]
     ways = np.array([_way(network, one, other) for one, other in pairwise(stages)]).reshape(-1, 3)
     cuts = [stage.last for stage in stages[:-1]]
+    busy: Counter[int] = Counter()
+    for stage, each in zip(stages, shared, strict=True):
+        busy.update(dict.fromkeys(stage.peers, each))
     return Formula(
-        stage_s=max([*shared, *(wire for _, wire in feeds)]),
+        stage_s=max([*busy.values(), *(wire for _, wire in feeds)]),
         stage_fill_s=sum(max(each) for each in seconds) + sum(feeds[0]),
         latency_s=ways[:, 0],
         forward_s=chain.crossing[cuts] * ways[:, 1],

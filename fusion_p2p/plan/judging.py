@@ -43,6 +43,10 @@ class Judge:
         """The same for stages alone."""
         return self.offer(Layout(scheduler, tuple(stages), recompute=recompute))
 
+    def fastest(self, count: int) -> list[tuple[tuple[Stage, ...], bool]]:
+        """Stages, and whether they recompute, of the fastest layouts offered."""
+        return sorted(self.seen, key=lambda key: self.seen[key])[:count]
+
     def schedules(self) -> tuple[Schedule, ...]:
         """What the terms allow."""
         return SCHEDULES if self.terms.schedule == "auto" else (self.terms.schedule,)

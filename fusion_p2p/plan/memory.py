@@ -84,11 +84,14 @@ def within_memory(chain: Chain, network: Network, layout: Layout, terms: Terms) 
     """The layout, unless a peer lacks memory for it."""
     if not terms.respect_memory:
         return layout
+    free = {peer: float(network.free_bytes[peer]) for peer in layout.peers}
     for index, stage in enumerate(layout.stages):
         need = stage_bytes(chain, stage.first, stage.last, least_holding(stage, layout, terms))
-        poorest = min(stage.peers, key=lambda peer: float(network.free_bytes[peer]))
-        if need > network.free_bytes[poorest]:
-            return shortage(index, network.peers[poorest], need, float(network.free_bytes[poorest]))
+        poorest = min(stage.peers, key=lambda peer: free[peer])
+        if need > free[poorest]:
+            return shortage(index, network.peers[poorest], need, free[poorest])
+        for peer in stage.peers:
+            free[peer] -= need
     return layout
 
 

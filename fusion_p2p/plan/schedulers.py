@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fusion_p2p.graph.schema import Graph
@@ -42,7 +42,8 @@ FIXED = frozenset({EQUAL_NUMBER, EQUAL_COMPUTE, OP_FENCE})
 def plan(scheduler: str, graph: Graph, costs: Sequence[NodeCost], network: Network, request: PlanRequest) -> Plan | NoPlan:
     """A plan by the named scheduler; NoPlan, with the reason, when the name is unknown or nothing fits.
 
-    Of the schedules that the request allows the faster one by simulation is taken.
+    Of the schedules that the request allows the faster one by simulation is taken. `auto` is the fastest of all schedulers'
+    plans also when they are simulated as they will run, with every value on its own way instead of along the chain.
     """
     function = SCHEDULERS.get(scheduler)
     if function is None:
@@ -50,25 +51,46 @@ def plan(scheduler: str, graph: Graph, costs: Sequence[NodeCost], network: Netwo
     unknown = why_unknown(request.codec)
     if unknown is not None:
         return NoPlan(unknown)
-    chain = chain_of(graph, costs)
-    terms = replace(terms_of(request), respect_memory=scheduler not in FIXED)
-    pretended = network
-    for _ in range(1 if scheduler in FIXED else ATTEMPTS):
-        layout = function(chain, pretended, terms)
-        made = layout if isinstance(layout, NoPlan) else _best_placed(graph, costs, chain, network, layout, request)
-        if isinstance(made, Plan) or made.lacking is None:
-            break
-        pretended = _with_less(pretended, made.lacking, made.missing_bytes)
-    return made
+    planning = _Planning(graph, costs, chain_of(graph, costs), network, request)
+    made = planning.by(function, exact=scheduler in FIXED)
+    if scheduler != AUTO:
+        return made
+    others = (planning.by(SCHEDULERS[name], exact=True) for name in sorted(FIXED))
+    plans = [other for other in (made, *others) if isinstance(other, Plan)]
+    return replace(min(plans, key=lambda one: one.predicted_step_s), scheduler=AUTO) if plans else made
 
 
-def _best_placed(
-    graph: Graph, costs: Sequence[NodeCost], chain: Chain, network: Network, layout: Layout, request: PlanRequest
-) -> Plan | NoPlan:
-    schedules: tuple[Schedule, ...] = (request.schedule,) if request.schedule != "auto" else ("1f1b", "gpipe")
-    placed = [place(graph, costs, chain, network, replace(layout, schedule=schedule), request) for schedule in schedules]
-    plans = [made for made in placed if isinstance(made, Plan)]
-    return min(plans, key=lambda made: made.predicted_step_s) if plans else placed[0]
+@dataclass(frozen=True, eq=False, slots=True)
+class _Planning:
+    """The arguments of one call of `plan`, and the chain of its graph."""
+
+    graph: Graph
+    costs: Sequence[NodeCost]
+    chain: Chain
+    network: Network
+    request: PlanRequest
+
+    def by(self, scheduler: Scheduler, *, exact: bool) -> Plan | NoPlan:
+        """The plan of a scheduler. exact: placing alone judges memory; else the scheduler is asked again when that refuses."""
+        terms = replace(terms_of(self.request), respect_memory=not exact)
+        pretended = self.network
+        for attempt in range(1, ATTEMPTS + 1):
+            layout = scheduler(self.chain, pretended, terms)
+            made = layout if isinstance(layout, NoPlan) else self.placed(layout)
+            if exact or isinstance(made, Plan) or made.lacking is None or attempt == ATTEMPTS:
+                break
+            pretended = _with_less(pretended, made.lacking, made.missing_bytes)
+        return made
+
+    def placed(self, layout: Layout) -> Plan | NoPlan:
+        """The plan of a layout under the faster schedule of those allowed."""
+        allowed: tuple[Schedule, ...] = (self.request.schedule,) if self.request.schedule != "auto" else ("1f1b", "gpipe")
+        made = [
+            place(self.graph, self.costs, self.chain, self.network, replace(layout, schedule=schedule), self.request)
+            for schedule in allowed
+        ]
+        plans = [one for one in made if isinstance(one, Plan)]
+        return min(plans, key=lambda one: one.predicted_step_s) if plans else made[0]
 
 
 def _with_less(network: Network, peer: PeerId, num_bytes: float) -> Network:
