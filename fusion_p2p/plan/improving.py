@@ -1,7 +1,7 @@
 """Small changes to a good layout, kept when the simulator says that they make it faster.
 
-A border moves, a peer is dropped, comes in, or changes places with another one. Changes are ranked by the closed formula; only
-those that it does not call slower are simulated, the most promising first.
+A border moves, a peer is dropped, comes in, or changes places with another one. Changes are ranked by the closed formula; those
+that it does not call much slower are simulated, the most promising first, and more of them where a simulation costs little.
 """
 
 from __future__ import annotations
@@ -19,39 +19,53 @@ from fusion_p2p.plan.times import work
 
 TASKS = 120_000
 """Simulated tasks that all improving together may cost."""
-SIMULATED = 6
-"""Changes per round that are simulated."""
-DOUBTED = 1.02
+TASKS_PER_ROUND = 15_000
+"""Of them, before giving up on a layout."""
+DOUBTED = 1.15
 """A change that the formula calls so many times slower is not simulated."""
 SHIFTS = (1, 2, 4, 8)
+STARTS = 3
+"""Layouts that are changed, the fastest first."""
 NEWCOMERS = 4
+WORTH = 0.9999
+NAME = "improved"
 
 Stages = tuple[Stage, ...]
 
 
 def improve(judge: Judge) -> None:
-    """Change the judge's best layout until nothing helps or enough was simulated."""
-    spent = judge.tasks + TASKS
-    while judge.best is not None and judge.tasks < spent:
-        current = judge.best_s
-        for stages in _promising(judge, judge.best):
-            if judge.stages(judge.best.scheduler, stages, recompute=judge.best.recompute) < current * 0.9999:
-                break
-        if judge.best_s >= current * 0.9999:
-            return
+    """Change the fastest layouts that the judge knows until nothing helps or enough was simulated."""
+    allowed = judge.tasks + TASKS
+    starts = sorted(judge.seen, key=lambda key: judge.seen[key])[:STARTS]
+    for start in starts:
+        current: tuple[Stages, bool] | None = start
+        while current is not None and judge.tasks < allowed:
+            current = _faster(judge, *current)
 
 
-def _promising(judge: Judge, layout: Layout) -> list[Stages]:
+def _faster(judge: Judge, stages: Stages, recompute: bool) -> tuple[Stages, bool] | None:
+    """The first changed layout found that is faster."""
+    allowed = judge.tasks + TASKS_PER_ROUND
+    limit = judge.seen[stages, recompute] * WORTH
+    for changed in _promising(judge, stages, recompute):
+        if judge.tasks > allowed:
+            break
+        if judge.stages(NAME, changed, recompute=recompute) < limit:
+            return changed, recompute
+    return None
+
+
+def _promising(judge: Judge, stages: Stages, recompute: bool) -> list[Stages]:
     """Changed layouts, best first by the formula."""
-    limit = DOUBTED * _estimate(judge, layout, layout.stages)
-    fresh = [stages for stages in changes(judge, layout.stages) if (stages, layout.recompute) not in judge.seen]
-    ranked = [(_estimate(judge, layout, stages), number) for number, stages in enumerate(fresh)]
-    return [fresh[number] for seconds, number in sorted(ranked)[:SIMULATED] if seconds <= limit]
+    limit = DOUBTED * _estimate(judge, stages, recompute)
+    fresh = [changed for changed in changes(judge, stages) if (changed, recompute) not in judge.seen]
+    ranked = sorted((_estimate(judge, changed, recompute), number) for number, changed in enumerate(fresh))
+    return [fresh[number] for seconds, number in ranked if seconds <= limit]
 
 
-def _estimate(judge: Judge, layout: Layout, stages: Stages) -> float:
-    changed = with_ratios(judge.chain, judge.network, replace(layout, stages=stages), judge.terms)
-    return step_estimate(judge.chain, judge.network, changed, judge.terms.micro_batches)
+def _estimate(judge: Judge, stages: Stages, recompute: bool) -> float:
+    layout = with_ratios(judge.chain, judge.network, Layout(NAME, stages, recompute=recompute), judge.terms)
+    return step_estimate(judge.chain, judge.network, layout, judge.terms.micro_batches)
 
 
 def changes(judge: Judge, stages: Stages) -> Iterator[Stages]:
@@ -60,6 +74,7 @@ def changes(judge: Judge, stages: Stages) -> Iterator[Stages]:
     yield from _dropped(stages)
     yield from _exchanged(stages)
     yield from _joined_by(stages, _newcomers(judge, stages))
+    yield from _doubled(judge, stages)
 
 
 def _shifted(stages: Stages) -> Iterator[Stages]:
@@ -96,16 +111,33 @@ def _exchanged(stages: Stages) -> Iterator[Stages]:
 
 
 def _joined_by(stages: Stages, newcomers: tuple[int, ...]) -> Iterator[Stages]:
-    """Each newcomer in the place of a stage's peers, or with a half of its blocks, before or behind it."""
+    """Each newcomer in the place of a stage's peers, or with a part of its blocks, before or behind it."""
     for index, stage in enumerate(stages):
-        middle = (stage.first + stage.last) // 2
+        before, after = stages[:index], stages[index + 1 :]
         for peer in newcomers:
-            before, after = stages[:index], stages[index + 1 :]
             yield (*before, replace(stage, peers=(peer,)), *after)
-            if stage.first < middle < stage.last:
-                first, last = replace(stage, last=middle), replace(stage, first=middle)
+            for border in _inner(stage):
+                first, last = replace(stage, last=border), replace(stage, first=border)
                 yield (*before, replace(first, peers=(peer,)), last, *after)
                 yield (*before, first, replace(last, peers=(peer,)), *after)
+
+
+def _doubled(judge: Judge, stages: Stages) -> Iterator[Stages]:
+    """Each stage with one more member, the fastest that is idle in its site."""
+    used = {peer for stage in stages for peer in stage.peers}
+    sites, seconds = judge.network.sites, work(judge.chain, judge.network)[:, -1]
+    for index, stage in enumerate(stages):
+        site = np.flatnonzero(sites[: len(seconds)] == sites[stage.peers[0]]).tolist()
+        idle = [peer for peer in site if peer not in used]
+        if idle and len(stage.peers) < judge.terms.micro_batches:
+            more = replace(stage, peers=(*stage.peers, min(idle, key=lambda peer: float(seconds[peer]))))
+            yield (*stages[:index], more, *stages[index + 1 :])
+
+
+def _inner(stage: Stage) -> list[int]:
+    """Some positions inside a stage: the middle, and near both ends."""
+    near = [stage.first + shift for shift in SHIFTS] + [stage.last - shift for shift in SHIFTS]
+    return sorted({border for border in (*near, (stage.first + stage.last) // 2) if stage.first < border < stage.last})
 
 
 def _newcomers(judge: Judge, stages: Stages) -> tuple[int, ...]:

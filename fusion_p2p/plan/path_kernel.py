@@ -114,7 +114,7 @@ def stage_bytes(blocks: Blocks, limits: Limits, first: int, last: int, size: int
     kept = held * (blocks.kept_bytes[first] + blocks.kept_bytes[last] + fed)
     saved = (1.0 if limits.recompute else held) * (blocks.saved_bytes[last] - blocks.saved_bytes[first])
     arriving = limits.credits * (blocks.kept_bytes[first] + blocks.returned_bytes[last])
-    return blocks.state_bytes[last] - blocks.state_bytes[first] + kept + saved + arriving
+    return float(blocks.state_bytes[last] - blocks.state_bytes[first] + kept + saved + arriving)
 
 
 @compiled

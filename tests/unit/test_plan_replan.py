@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fusion_p2p.ids import Digest
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan, SlicePlan
@@ -95,5 +96,5 @@ def test_peers_of_different_rates_do_not_stand_for_each_other() -> None:
 def test_the_layout_of_a_plan() -> None:
     network = alike_network(2)
     slices = (SlicePlan(network.peers[1], 2), SlicePlan(random_network(0, 9).peers[8], 1, recompute=True))
-    plan = Plan(b"", "auto", 4, (0, 0, 0, 0, 1, 1), slices, ())
+    plan = Plan(Digest(""), "auto", 4, (0, 0, 0, 0, 1, 1), slices, ())
     assert layout_of(plan, CHAIN, network).stages == (Stage(0, 4, (1,)), Stage(4, 6, (GONE,)))
