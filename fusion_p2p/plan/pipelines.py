@@ -210,9 +210,10 @@ class _PlannedStep:
         return PipelineEdge(source, target, there, back, gradient=gradient, credits=credits)
 
     def _within_groups(self) -> Iterator[PipelineExchange]:
-        """Each member of a group is the home of an equal share of its parameters."""
+        """Each member of a group is the home of an equal share of its parameters, but for those tied to a lower slice."""
         for part, nodes in zip(self.parts.slices, self.nodes, strict=True):
-            share = self._trained_bytes(part) / len(nodes)
+            own = [value for value in self._trained(part) if self.parts.holders(value)[0] == part.index]
+            share = sum(map(self._num_bytes, own)) / len(nodes)
             for source, home in permutations(range(len(nodes)), 2):
                 yield PipelineExchange((part.index, source), (part.index, home), share)
 

@@ -186,7 +186,15 @@ def test_tied_parameters_are_exchanged() -> None:
     plan = dataclasses.replace(planned(), slice_of=(0, 1, 1), edges=(EdgePlan(2, 0, 1),))
     costs = chain_costs(graph)
     pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), costs, plan, measured())
-    assert pipeline.exchanges == (PipelineExchange((1, 0), (0, 0), HEADER_BYTES + WEIGHT_BYTES),)
+    tied = HEADER_BYTES + WEIGHT_BYTES
+    assert pipeline.exchanges == (PipelineExchange((1, 0), (0, 0), tied),)
+    group = dataclasses.replace(plan.slices[1], replicas=(measured().peers[1],), deal=(0, 1))
+    both = dataclasses.replace(plan, slices=(plan.slices[0], group))
+    exchanges = pipeline_of_plan(graph, cut(graph, plan.slice_of), costs, both, measured()).exchanges
+    assert [exchange for exchange in exchanges if exchange.num_bytes] == [
+        PipelineExchange((1, 0), (0, 0), tied),
+        PipelineExchange((1, 1), (0, 0), tied),
+    ]
 
 
 def test_a_peer_that_the_network_lacks_is_an_error() -> None:
