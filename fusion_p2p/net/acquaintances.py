@@ -81,10 +81,11 @@ class Acquaintances:
         """Peers that did not answer us at `earliest` or later."""
         return frozenset(peer for peer, at in self._failed_at.items() if at >= earliest)
 
-    @property
-    def failures(self) -> Mapping[PeerId, str]:
-        """What came back from the peers that did not answer the last question."""
-        return {peer: self._failures[peer] for peer in self._failed_at}
+    def why_silent(self) -> tuple[str, ...]:
+        """Who did not answer the last question or cannot be talked to, and why, a line each."""
+        failures = (f"dialled {peer}: {self._failures[peer]}" for peer in sorted(self._failed_at))
+        refusals = (f"left out {peer}: {reason}" for peer, reason in sorted(self._refused.items()))
+        return (*failures, *refusals)
 
     async def ask(self, peer: PeerId, message: Message, *, timeout_s: float) -> Message:
         """One question, one answer on the swarm protocol. NetworkError or WireError."""

@@ -16,7 +16,7 @@ from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.messaging import MessageStream, expect
-from fusion_p2p.peer.link_tables import capability_of, tables_of
+from fusion_p2p.peer.link_tables import capability_of, gather_links, tables_of
 from fusion_p2p.peer.planning import InThread, NotNow, Planner
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.peer.presence_messages import Present
@@ -157,7 +157,8 @@ class Coordination:
         """The tables of these peers, when all have measured what they want to, or time is up."""
         deadline = self._clock.now() + LINKS_S
         while True:
-            told = await self._presence.links_of(known)
+            told = await gather_links(self._presence.others, set(known) - {self._presence.me})
+            told |= {self._presence.me: self._presence.links()}
             measured = len(known) < 2 or not any(told[peer].measuring for peer in known if peer in told)
             if measured or self._clock.now() >= deadline:
                 return told

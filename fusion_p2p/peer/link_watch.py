@@ -46,6 +46,7 @@ class LinkWatch:
         self._table = links.LinkTable(presence.me)
         self._random = random.Random(presence.me)
         self._progress = (0, clock.now())
+        self._told = Line()
         self._announced_at = -ANNOUNCE_S
         presence.serve_links(self.table)
 
@@ -68,7 +69,7 @@ class LinkWatch:
 
     async def _probe(self, peer: PeerId) -> None:
         try:
-            found = await self._prober.probe(self._presence.open_stream, peer)
+            found = await self._prober.probe(self._presence.others.open_stream, peer)
         except (NetworkError, WireError) as error:
             logger.info("the links with peer=%s cannot be measured: %s", peer, error)
             self._step(links.Failed(peer))
@@ -106,15 +107,13 @@ class LinkWatch:
 
     def _announce(self) -> None:
         """Tell everybody when what is known of our line has changed much, and not in the middle of measuring."""
-        now, told = self._clock.now(), self._presence.profile.line
+        now = self._clock.now()
         if self._table.measuring or now - self._announced_at < ANNOUNCE_S:
             return
         line = _line(self._table)
-        if line != told and (
-            _differs(told.up_bytes_per_s, line.up_bytes_per_s) or _differs(told.down_bytes_per_s, line.down_bytes_per_s)
-        ):
-            self._announced_at = now
-            self._presence.set_profile(self._presence.profile.model_copy(update={"line": line}))
+        if _differs(self._told, line):
+            self._told, self._announced_at = line, now
+            self._presence.set_line(line)
 
 
 def _line(table: links.LinkTable) -> Line:
@@ -128,7 +127,10 @@ def _line(table: links.LinkTable) -> Line:
     return Line(up_bytes_per_s=up, down_bytes_per_s=down, links=tuple(whole)[:MAX_LINKS])
 
 
-def _differs(told: float | None, now: float | None) -> bool:
-    if told is None or now is None:
-        return told is not now
-    return abs(now - told) > ANNOUNCE_CHANGE * told
+def _differs(told: Line, now: Line) -> bool:
+    """Whether a rate has become known or has changed by more than a fifth."""
+    pairs = ((told.up_bytes_per_s, now.up_bytes_per_s), (told.down_bytes_per_s, now.down_bytes_per_s))
+    return any(
+        (old is None) != (new is None) or abs((new or 0.0) - (old or 0.0)) > ANNOUNCE_CHANGE * (old or 0.0)
+        for old, new in pairs
+    )

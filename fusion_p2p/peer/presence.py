@@ -16,15 +16,14 @@ from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
-from fusion_p2p.net.base import Directory, Stream, Transport
+from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.peer.presence_messages import Present, reply_arrived, to_token
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
 from fusion_p2p.peer.swarm_view import SwarmView, WorkView
 from fusion_p2p.swarm import election, membership, node
-from fusion_p2p.swarm.announcement import Profile
+from fusion_p2p.swarm.announcement import Line, Profile
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
 from fusion_p2p.wire.messages import Message
@@ -98,11 +97,6 @@ class Presence:
         """On our clock; meaningful only while we coordinate."""
         return self._elected_at
 
-    @property
-    def refused(self) -> dict[PeerId, str]:
-        """Peers announced that cannot be talked to, and why."""
-        return dict(self._others.refused)
-
     def members(self) -> tuple[Present, ...]:
         """The peers heard lately and this one, by peer id."""
         return self._view.members()
@@ -128,19 +122,18 @@ class Presence:
         """What this peer knows of its links, for whoever asks."""
         self._view.links = links
 
-    async def links_of(self, peers: Iterable[PeerId]) -> dict[PeerId, Links]:
-        """The tables of links of these peers and our own; those that do not answer in time are missing."""
-        tables = await gather_links(self._others, [peer for peer in peers if peer != self.me])
-        return {self.me: self._view.links(), **tables}
-
-    async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> Stream:
-        """A stream to any peer that is announced. NetworkError."""
-        return await self._others.open_stream(peer, protocol, timeout_s)
-
     @property
-    def profile(self) -> Profile:
-        """What is announced of this peer."""
-        return self._view.profile
+    def others(self) -> Acquaintances:
+        """The peers announced, and how to ask them."""
+        return self._others
+
+    def links(self) -> Links:
+        """What this peer itself knows of its links."""
+        return self._view.links()
+
+    def set_line(self, line: Line) -> None:
+        """Announce what was measured of our line to the others."""
+        self.set_profile(self._view.profile.model_copy(update={"line": line}))
 
     def not_coordinator(self) -> NotCoordinator:
         """Where an owner should go instead."""
@@ -199,11 +192,10 @@ class Presence:
     def why_alone(self) -> tuple[str, ...]:
         """What this peer listens on, whom it dialled, and what came back, a line each."""
         listening = f"nobody else heard yet; listening on {', '.join(self._transport.addresses)}"
-        failures = tuple(f"dialled {peer}: {reason}" for peer, reason in sorted(self._others.failures.items()))
-        refusals = tuple(f"left out {peer}: {reason}" for peer, reason in sorted(self.refused.items()))
-        others = self._others.peers - {self.me}
-        nobody = () if others or refusals else (f"no other peer is announced on network {self._view.profile.network!r}",)
-        return (listening, *failures, *refusals, *nobody)
+        reasons = self._others.why_silent()
+        if not reasons and self._others.peers <= {self.me}:
+            reasons = (f"no other peer is announced on network {self._view.profile.network!r}",)
+        return (listening, *reasons)
 
     async def _tick(self) -> None:
         await _either(self._looked_up, FIRST_LOOKUP_PATIENCE_S)
@@ -308,11 +300,15 @@ class Presence:
 
     async def _leave(self) -> None:
         """Say goodbye to whoever would otherwise wait for us."""
-        told = set(self._view.node.membership.members) if self.coordinating else set()
-        if self.coordinator is not None and not self.coordinating:
-            told.add(self.coordinator.peer)
         incarnation = self._view.node.incarnation
-        await asyncio.gather(*(_say_goodbye(self._transport, peer, incarnation) for peer in told))
+        await asyncio.gather(*(_say_goodbye(self._transport, peer, incarnation) for peer in _dependants(self._view)))
+
+
+def _dependants(view: SwarmView) -> set[PeerId]:
+    """Who beats to us, or to whom we beat."""
+    if view.coordinating:
+        return set(view.node.membership.members)
+    return set() if view.coordinator is None else {view.coordinator.peer}
 
 
 async def _say_goodbye(transport: Transport, peer: PeerId, incarnation: int) -> None:

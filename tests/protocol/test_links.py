@@ -12,6 +12,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.owner.swarm_survey import survey
 from fusion_p2p.peer import planning
+from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.plan.measured import LinkFigures, network_of
 from fusion_p2p.plan.network import Network
 from fusion_p2p.swarm.links import TARGETS, merged
@@ -30,7 +31,8 @@ def shape(world: World, up_mbit: dict[PeerId, float], latency_s: float = 0.02) -
 
 
 async def tables(world: World) -> dict[PeerId, Links]:
-    return await world.leader.links_of(world.presences)
+    leader = world.leader
+    return {leader.me: leader.links(), **await gather_links(leader.others, set(world.presences) - {leader.me})}
 
 
 async def measured(world: World, within_s: float) -> dict[PeerId, Links]:

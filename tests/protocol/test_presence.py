@@ -242,7 +242,7 @@ def test_another_network_or_protocol_is_left_out_with_a_reason(other: object) ->
             stranger = world.add(other)  # type: ignore[arg-type]
             await asyncio.sleep(30.0)
             assert all(stranger.me not in {p.peer for p in peer.members()} for peer in ours)
-            assert any(stranger.me in peer.refused for peer in ours)
+            assert any(stranger.me in peer.others.refused for peer in ours)
 
     in_virtual_time(scenario())
 
