@@ -39,6 +39,10 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 SchedulerName = Literal["auto", "op-fence", "equal-compute", "equal-number"]
 NonNegative = Annotated[float, Ge(0), Le(NO_LIMIT)]
 Positive = Annotated[float, Gt(0), Le(NO_LIMIT)]
+Ratio = Annotated[float, Ge(1), Le(1e6)]
+DEFAULT_RATIO = 100.0
+TRACELESS_RATIO = 7.5
+"""What codecs reach that leave no trace in the trained model (int4, `wire.codecs.LADDER`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,9 @@ class JobConfig(CommonConfig):
     codec: Annotated[
         str, Help("compression of what crosses links: none, uniform, adatopk, adaptive, or one codec such as int8 or topk:10")
     ] = "none"
-    ratio: Annotated[float, Ge(1), Le(1e6), Help("the most that uniform, adatopk and adaptive divide bytes by")] = 100.0
+    ratio: Annotated[
+        Ratio | None, Help("the most that a policy divides bytes by; default: 100, for adaptive 7.5 (more needs TopK, a trace)")
+    ] = None
     recompute: Annotated[bool, Help("recompute the forward pass to save memory")] = False
 
     def __post_init__(self) -> None:
@@ -155,6 +161,13 @@ class JobConfig(CommonConfig):
                 f"batch_size {self.batch_size} is not divisible by micro_batches {self.micro_batches}; "
                 f"{self.batch_size - self.batch_size % self.micro_batches or self.micro_batches} would be"
             )
+
+    @property
+    def most_ratio(self) -> float:
+        """By how much a policy may divide bytes: by default `adaptive` keeps to codecs that leave no trace in the model."""
+        if self.ratio is not None:
+            return self.ratio
+        return TRACELESS_RATIO if self.codec == "adaptive" else DEFAULT_RATIO
 
     @property
     def micro_batch_size(self) -> int:

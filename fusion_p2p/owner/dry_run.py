@@ -110,6 +110,6 @@ def _request(config: PlanConfig, graph: Graph) -> PlanRequest:
         recompute=config.recompute,
         schedule=config.pipeline,
         codec=config.codec,
-        ratio=config.ratio,
+        ratio=config.most_ratio,
         seed=config.seed,
     )

@@ -128,7 +128,7 @@ class OwnedRun:
             recompute=config.recompute,
             schedule=config.pipeline,
             codec=config.codec,
-            ratio=config.ratio,
+            ratio=config.most_ratio,
         )
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:

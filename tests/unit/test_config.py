@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fusion_p2p.config import (
+    TRACELESS_RATIO,
     BootstrapConfig,
     JoinConfig,
     StatusConfig,
@@ -21,6 +22,7 @@ from fusion_p2p.config import (
     to_toml,
 )
 from fusion_p2p.errors import ConfigError
+from fusion_p2p.wire.codecs import LADDER, rung_for
 
 ADDRESS = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWGBfGbUe8kHzUJ7bUG1oFyTzUPQHzjxLzWcEDKhHrYh5P"
 
@@ -129,6 +131,12 @@ def test_the_resolved_configuration_can_be_read_again(tmp_path: Path):
     assert "run" not in tomllib.loads(text)
     again = resolve(TrainConfig, {}, {}, (toml(tmp_path, text),))
     assert again == dataclasses.replace(config, run=None)
+
+
+def test_adaptive_keeps_to_codecs_without_a_trace_unless_told_otherwise():
+    asked = [{}, {"codec": "adaptive"}, {"codec": "adaptive", "ratio": "100"}, {"codec": "adatopk"}, {"ratio": "30"}]
+    assert [train(flags).most_ratio for flags in asked] == [100, 7.5, 100, 100, 30]
+    assert rung_for(TRACELESS_RATIO, sparse=True) == LADDER[-1][1]
 
 
 def test_a_resumed_run_keeps_what_decides_its_result():
