@@ -65,10 +65,15 @@ class Volunteer:
 
 
 @contextlib.asynccontextmanager
-async def volunteers(network: SimulatedNetwork, count: int, *, offered_bytes: int = 4 << 30) -> AsyncIterator[list[Volunteer]]:
-    """Peers that serve owners; they share one compute thread, as seeds and thread counts are process-wide."""
-    thread = ComputeThread(1)
-    bench = Bench(torch.device("cpu"), offered_bytes, thread)
+async def volunteers(
+    network: SimulatedNetwork, count: int, *, offered_bytes: int = 4 << 30, overlap: bool = True
+) -> AsyncIterator[list[Volunteer]]:
+    """Peers that serve owners; they share one compute thread, as seeds and thread counts are process-wide.
+
+    overlap: code on a thread of its own, beside computing.
+    """
+    thread, coding = ComputeThread(1), ComputeThread(name="coding")
+    bench = Bench(torch.device("cpu"), offered_bytes, thread, coding if overlap else None)
     peers: list[Volunteer] = []
     for _ in range(count):
         peer = network.join()
@@ -82,6 +87,7 @@ async def volunteers(network: SimulatedNetwork, count: int, *, offered_bytes: in
         for volunteer in peers:
             volunteer.task.cancel()
         await asyncio.gather(*(volunteer.task for volunteer in peers), return_exceptions=True)
+        coding.close()
         thread.close()
 
 

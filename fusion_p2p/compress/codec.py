@@ -45,7 +45,7 @@ class Coder(Protocol):
 class EdgeCodec:
     """The codec of the edge that carries value `key[0]` from slice `key[1]` to slice `key[2]`, at one of its ends.
 
-    All calls belong on the compute thread. Decoding raises WireError for payloads that no encoder could have made.
+    All calls belong on one thread. Decoding raises WireError for payloads that no encoder could have made.
     """
 
     def __init__(self, spec: CodecSpec, type: TensorType, device: torch.device, key: tuple[int, int, int] = (0, 0, 0)) -> None:
@@ -107,9 +107,9 @@ class EdgeCodec:
         """No gradient flows back at this moment."""
         self._kept.pop(moment, None)
 
-    def forget(self) -> None:
-        """The open step is over."""
-        self._kept.clear()
+    def forget(self, step: int) -> None:
+        """A step is over; values of the next one may have crossed already."""
+        self._kept = {moment: places for moment, places in self._kept.items() if moment.step > step}
 
     def _encode(self, tensor: Tensor, seed: int | None) -> tuple[memoryview, Tensor | None]:
         if self._coder is None:

@@ -1,4 +1,4 @@
-"""The one thread of a process that runs torch, because seeds and thread counts are process-wide; kernels free Python's lock."""
+"""Threads that run torch: one of a process computes, because seeds and thread counts are process-wide; another may code."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ComputeThread:
     A daemon thread: a kernel that will not end cannot keep the process alive, which `concurrent.futures` would let it.
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        """`num_threads` is for torch's kernels; None leaves torch's own choice."""
+    def __init__(self, num_threads: int | None = None, name: str = "compute") -> None:
+        """`num_threads` is for torch's kernels; None leaves the process's own choice."""
         self._num_threads = num_threads
         self._tasks: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

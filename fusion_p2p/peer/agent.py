@@ -66,14 +66,15 @@ async def run_join(config: JoinConfig, report: JoinReport) -> int:
 @contextlib.asynccontextmanager
 async def _bench(config: JoinConfig) -> AsyncIterator[Bench]:
     """The device, proved by a small forward and backward pass. DeviceUnusable says what is wrong with it."""
-    thread = ComputeThread(config.threads)
+    thread, coding = ComputeThread(config.threads), ComputeThread(name="coding")
     try:
         device = await asyncio.wrap_future(thread.submit(choose, config.device))
         offered = free_bytes(device)
         if config.memory_gib is not None:
             offered = min(offered, int(config.memory_gib * GIB))
-        yield Bench(device, offered, thread)
+        yield Bench(device, offered, thread, coding)
     finally:
+        coding.close()
         thread.close()
 
 

@@ -49,11 +49,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where slices run: the device, the bytes of its memory that are offered, and the thread that owns torch."""
+    """Where slices run: the device, the bytes of its memory that are offered, and the thread that computes.
+
+    `coding` turns tensors into bytes and back meanwhile; without it that is done in turn with computing.
+    """
 
     device: torch.device
     offered_bytes: int
     thread: ComputeThread
+    coding: ComputeThread | None = None
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call on the compute thread."""
@@ -71,14 +75,16 @@ async def build_epoch(
         encoded_graph = await _content(reader, prepare.graph, MAX_GRAPH_BYTES)
         encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
         site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
-        tasks = {}
+        tasks: dict[int, SliceTasks] = {}
         for number in site.plan.replicas_of(transport.peer_id):
             tensors = await _fetch_tensors(site, site.edges[number].slice, reader, prepare, progressed)
             tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, tensors)
             progressed()
     await _meet(transport, prepare.contacts)
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
-    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, prepare.state_step)
+    planned = planned_codecs(site.plan, site.edges)
+    codecs = {number: EdgeCodecs(site.graph, site.edges[number], planned, bench.device) for number in tasks}
+    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, codecs, prepare.state_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, 
         recompute=planned.recompute,
         turns=edges.own_turns,
     )
-    return SliceTasks(graph, edges, executor, EdgeCodecs(graph, edges, planned_codecs(site.plan, site.edges), device))
+    return SliceTasks(graph, edges, executor)
 
 
 async def _fetch_tensors(

@@ -1,14 +1,21 @@
-"""The codecs of all edges of one replica: tensors to payloads and back, on the compute thread."""
+"""The codecs of all edges of one replica: tensors to payloads and back, on the thread that codes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fusion_p2p.compress.codec import EdgeCodec
 from fusion_p2p.compress.dense import from_bytes, to_bytes
+from fusion_p2p.errors import SliceFailed
+from fusion_p2p.execute.handover import Handed, SideStream, hand_over
+from fusion_p2p.execute.interpreter import describe
+from fusion_p2p.execute.slice import first_non_finite
+from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.topology import ReplicaEdges
 from fusion_p2p.net.values import NOTHING, Payload
@@ -30,24 +37,59 @@ def as_forward(edge: Edge) -> Edge:
     return Edge(edge.value, *ends, Direction.FORWARD)
 
 
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A payload to send, and what is wrong with the tensor if its codec refused it."""
+
+    payload: Payload
+    note: str = ""
+
+
 class EdgeCodecs:
-    """One codec per edge to or from a replica; feeds and sums of gradients travel as they are."""
+    """One codec per edge to or from a replica; feeds and sums of gradients travel as they are.
+
+    All calls belong on one thread, which need not be the one that computes.
+    """
 
     def __init__(self, graph: Graph, edges: ReplicaEdges, planned: Mapping[Edge, CodecSpec], device: torch.device) -> None:
-        self._types, self._device = graph.types, device
+        self._graph, self._device = graph, device
+        self._stream = SideStream(device)
         self._codecs = {
             edge: EdgeCodec(planned[edge], graph.types[edge.value], device, (edge.value, edge.source, edge.target))
             for edge in edges.forward_in + edges.forward_out
         }
 
-    def encode(self, edge: Edge, moment: Moment, tensor: Tensor | None) -> Payload:
-        """What is sent; without a tensor an explicit nothing."""
+    def encode(self, edge: Edge, moment: Moment, handed: Handed) -> Coded:
+        """What is sent; without a tensor an explicit nothing. SliceFailed when memory runs out."""
+        with self._working(edge, moment):
+            tensor = handed.take()
+            payload = self._encode(edge, moment, tensor)
+            refused = (
+                tensor is not None and payload.codec != "none" and not payload.data and edge.direction is Direction.BACKWARD
+            )
+            return Coded(payload, self._complaint(edge.value, tensor) if refused and tensor is not None else "")
+
+    def decode(self, edge: Edge, moment: Moment, payload: Payload) -> Handed:
+        """What arrived. WireError for what no encoder could have made, SliceFailed when memory runs out."""
+        with self._working(edge, moment):
+            return hand_over(self._decode(edge, moment, payload))
+
+    @contextmanager
+    def _working(self, edge: Edge, moment: Moment) -> Iterator[None]:
+        try:
+            with self._stream.used():
+                yield
+        except OPERATOR_ERRORS as error:
+            where = f"value {edge.value} at step {moment.step}, micro-batch {moment.micro_batch}"
+            raise SliceFailed(f"cannot code {where}: {describe(error)}") from None
+
+    def _encode(self, edge: Edge, moment: Moment, tensor: Tensor | None) -> Payload:
         codec = self._of(edge)
         if tensor is None:
             if codec is not None:
                 codec.drop(moment)
             return NOTHING
-        type_ = self._types[edge.value]
+        type_ = self._graph.types[edge.value]
         if codec is None:
             return Payload(type_, to_bytes(tensor))
         match edge.direction:
@@ -59,8 +101,7 @@ class EdgeCodecs:
                 data = codec.encode_backward(moment, tensor)
         return Payload(type_, data, codec.family)
 
-    def decode(self, edge: Edge, moment: Moment, payload: Payload) -> Tensor | None:
-        """What arrived; None for an explicit nothing. WireError for what no encoder could have made."""
+    def _decode(self, edge: Edge, moment: Moment, payload: Payload) -> Tensor | None:
         codec = self._of(edge)
         if payload.type is None:
             if codec is not None:
@@ -76,10 +117,14 @@ class EdgeCodecs:
             case _:
                 return codec.decode_backward(moment, payload.data)
 
-    def forget(self) -> None:
-        """The open step is over."""
+    def _complaint(self, value: int, gradient: Tensor) -> str:
+        """What is wrong with a gradient that its codec refused."""
+        return f"gradient of {first_non_finite(self._graph, {value: gradient}) or f'value {value} is refused'}"
+
+    def forget(self, step: int) -> None:
+        """This step is over."""
         for codec in self._codecs.values():
-            codec.forget()
+            codec.forget(step)
 
     def _of(self, edge: Edge) -> EdgeCodec | None:
         return None if edge.direction is Direction.TIED else self._codecs.get(as_forward(edge))

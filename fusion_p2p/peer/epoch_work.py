@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from fusion_p2p.compress.dense import to_bytes
 from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.compute import ComputeThread
+from fusion_p2p.execute.handover import Handed
 from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import flow as flows
@@ -22,7 +24,8 @@ from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
 from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, edge_credits
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.values import Expected, Payload, ValueReceiver, ValueSender
-from fusion_p2p.peer.edge_codecs import as_forward, planned_codecs
+from fusion_p2p.peer.coding import Coding
+from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs, as_forward, planned_codecs
 from fusion_p2p.peer.tasks import Outcome, SliceTasks
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.codecs import NONE
@@ -48,7 +51,10 @@ _URGENCY = [
 
 @dataclass(frozen=True, slots=True)
 class BuiltEpoch:
-    """An epoch that was checked and allocated: everything `EpochWork` runs on. `edges` are of all replicas, `tasks` of ours."""
+    """An epoch that was checked and allocated: everything `EpochWork` runs on.
+
+    `edges` are those of all replicas; `tasks` and `codecs` of ours, by number.
+    """
 
     run: RunId
     owner: PeerId
@@ -56,6 +62,7 @@ class BuiltEpoch:
     plan: Plan
     edges: tuple[ReplicaEdges, ...]
     tasks: dict[int, SliceTasks]
+    codecs: dict[int, EdgeCodecs]
     state_step: int
 
     @property
@@ -102,7 +109,13 @@ class EpochWork:
     """Runs the slices until cancelled. `tell` reaches the owner."""
 
     def __init__(
-        self, built: BuiltEpoch, transport: Transport, receiver: ValueReceiver, thread: ComputeThread, tell: Tell
+        self,
+        built: BuiltEpoch,
+        transport: Transport,
+        receiver: ValueReceiver,
+        thread: ComputeThread,
+        coding: ComputeThread | None,
+        tell: Tell,
     ) -> None:
         self._built, self._receiver, self._thread, self._tell = built, receiver, thread, tell
         self._me = transport.peer_id
@@ -110,7 +123,8 @@ class EpochWork:
         self._codecs = planned_codecs(built.plan, built.edges)
         self._peer_of = built.peer_of
         self._flows = {number: built.flow(number) for number in built.tasks}
-        self._mailbox: dict[tuple[Edge, Moment], Payload] = {}
+        self._coding = Coding(built.codecs, coding or thread, send=self._send)
+        self._mailbox: dict[tuple[Edge, Moment], Future[Handed]] = {}
         self._tallies = {index: _Tally() for index in built.tasks}
         self._decisions: dict[int, Commit | Skip] = {}
         self._wake = asyncio.Event()
@@ -130,6 +144,7 @@ class EpochWork:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sender.run())
             group.create_task(self._compute())
+            group.create_task(self._send_coded())
 
     def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
         """Type and codec of the value that this peer sends now. WireError when it may not."""
@@ -152,7 +167,7 @@ class EpochWork:
         for action in actions:
             match action:
                 case flows.Keep():
-                    self._mailbox[edge, moment] = payload
+                    self._mailbox[edge, moment] = self._coding.decode(edge, moment, payload)
                     self._wake.set()
                 case flows.Acknowledge():
                     self._acknowledge(edge, moment)
@@ -190,22 +205,36 @@ class EpochWork:
         """Run the next task of a replica; False when it has failed."""
         self._flows[index], actions = flows.step(self._flows[index], flows.Idle())
         task, taken = next((action.task, action.taken) for action in actions if isinstance(action, flows.Run))
-        payloads = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
+        decoding = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
         for edge, moment in taken:
             self._acknowledge(edge, moment)
-        work = self._thread.submit(self._built.tasks[index].perform, task, payloads, self._decision(index, task.moment.step))
+        decision = self._decision(index, task.moment.step)
         try:
-            outcome = await asyncio.wrap_future(work)
+            arrived = {edge: await asyncio.wrap_future(future) for edge, future in decoding.items()}
+            outcome = await asyncio.wrap_future(self._thread.submit(self._built.tasks[index].perform, task, arrived, decision))
         except (SliceFailed, WireError) as error:
             self._fail(index, str(error))
             return False
         self._flows[index], _ = flows.step(self._flows[index], flows.Finished())
         self.progress += 1
         self._tallies[index].add(outcome, task.kind)
-        for edge, payload in outcome.sends:
-            self._sender.offer(edge, task.moment, payload)
+        self._coding.encode(index, task.moment, outcome.sends)
+        if task.kind is TaskKind.REPORT:
+            await self._coding.settled()  # what a codec has to say belongs into the report
         self._report(index, task, outcome)
         return True
+
+    async def _send_coded(self) -> None:
+        """Offer values as they are encoded, until a codec cannot go on and the owner was told."""
+        try:
+            await self._coding.run()
+        except (SliceFailed, WireError) as error:
+            self._fail(min(self._flows), str(error))
+
+    def _send(self, index: int, edge: Edge, moment: Moment, coded: Coded) -> None:
+        tally = self._tallies[index]
+        tally.note = tally.note or coded.note
+        self._sender.offer(edge, moment, coded.payload)
 
     def _decision(self, index: int, step: int) -> Commit | Skip | None:
         """What the owner decided about a step, for a replica of ours."""
@@ -224,6 +253,7 @@ class EpochWork:
             case TaskKind.REPORT:
                 self._tell(self._step_report(index, task, outcome), f"report {index}")
             case TaskKind.UPDATE | TaskKind.SKIP:
+                self._coding.forget(index, task.moment.step)
                 self._keep_snapshot(outcome)
                 self._tallies[index] = _Tally()
                 self._say_applied(index, task.moment.step)

@@ -232,7 +232,7 @@ class JobService:
             self._step(tenures.BuildFailed(claim, str(error)))
             return
         engaged.built = built
-        engaged.work = EpochWork(built, self._transport, self._receiver, self._bench.thread, self._tell)
+        engaged.work = EpochWork(built, self._transport, self._receiver, self._bench.thread, self._bench.coding, self._tell)
         self._receiver.open_inlet(built.run, engaged.work)
         self._blobs.offer_tensors(claim.job, self._tensor)
         self._step(tenures.Built(claim))

@@ -379,7 +379,10 @@ def test_what_is_remembered_ends_with_the_step_or_with_an_explicit_nothing():
         sender.encode_evaluation(value)
     sender.drop(Moment(1, 2))
     assert sender.moments_kept == 3
-    sender.forget()
+    sender.encode_forward(Moment(2, 0), value)
+    sender.forget(step=1)
+    assert sender.moments_kept == 1
+    sender.forget(step=2)
     assert sender.moments_kept == 0
 
 

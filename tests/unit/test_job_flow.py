@@ -29,7 +29,7 @@ def runs(actions: list[flows.Action]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.row(12)
 def test_no_deadlock_in_five_thousand_random_plans() -> None:
     for seed in range(5000):
