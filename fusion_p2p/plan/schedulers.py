@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.auto import NAME as AUTO
 from fusion_p2p.plan.auto import auto
 from fusion_p2p.plan.chain import Chain, chain_of
@@ -29,7 +28,7 @@ Scheduler = Callable[[Chain, Network, Terms], Layout | NoPlan]
 """A pure function: the same arguments give the same layout."""
 
 ATTEMPTS = 4
-"""How often a scheduler is asked again when exact memory refuses its layout."""
+"""How often a scheduler is asked when exact memory refuses its layout: with less for one peer, then for all."""
 
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
     {AUTO: auto, EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}
@@ -79,7 +78,8 @@ class _Planning:
             made = layout if isinstance(layout, NoPlan) else self.placed(layout)
             if exact or isinstance(made, Plan) or made.lacking is None or attempt == ATTEMPTS:
                 break
-            pretended = _with_less(pretended, made.lacking, made.missing_bytes)
+            lacking = [pretended.peers.index(made.lacking)] if attempt == 1 else range(len(pretended.peers))
+            pretended = _with_less(pretended, lacking, made.missing_bytes)
         return made
 
     def placed(self, layout: Layout) -> Plan | NoPlan:
@@ -93,10 +93,10 @@ class _Planning:
         return min(plans, key=lambda one: one.predicted_step_s) if plans else made[0]
 
 
-def _with_less(network: Network, peer: PeerId, num_bytes: float) -> Network:
-    """The network as if a peer offered so much less: the sums of a chain said that something fits which did not."""
+def _with_less(network: Network, peers: Sequence[int], num_bytes: float) -> Network:
+    """The network as if peers offered so much less: the sums of a chain said that something fits which did not."""
     free = network.free_bytes.copy()
-    free[network.peers.index(peer)] -= num_bytes
+    free[list(peers)] -= num_bytes
     return replace(network, free_bytes=free)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fusion_p2p.graph.slices import cut
@@ -14,7 +15,7 @@ from fusion_p2p.plan.chain import chain_of
 from fusion_p2p.plan.encoding import check_plan
 from fusion_p2p.plan.idle import NO_MEMORY, NO_PLACE, SLOW_DEVICE, SLOW_LINK, SPARE
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.memory import holding_of, slice_bytes
+from fusion_p2p.plan.memory import Holding, holding_of, slice_bytes, stage_bytes
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.placing import place
@@ -171,3 +172,16 @@ def test_idle_peers_learn_why() -> None:
     full = schedulers.plan("equal-number", GRAPH, COSTS, network([0] * 9), REQUEST)
     assert isinstance(full, Plan)
     assert full.idle == (("p7", NO_PLACE), ("p8", NO_PLACE))
+
+
+def test_auto_is_asked_again_when_exact_memory_refuses() -> None:
+    wide = chain_costs(GRAPH, saved_bytes=100)
+    chained = chain_of(GRAPH, wide)
+    estimate = stage_bytes(chained, 0, 7, Holding(1, 2, 2))
+    net = replace(network([0, 1], between=(1000.0, 1.0)), free_bytes=np.array([estimate, 2 * estimate]))
+    request = replace(REQUEST, micro_batches=1)
+    alone = place(GRAPH, wide, chained, net, Layout("test", (Stage(0, 7, (0,)),)), request)
+    assert isinstance(alone, NoPlan), "the estimate leaves working memory out"
+    plan = schedulers.plan("auto", GRAPH, wide, net, request)
+    assert isinstance(plan, Plan)
+    assert plan.peers == {"p1"}
