@@ -13,10 +13,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +31,7 @@ from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 
 TESTBED = Path(__file__).resolve().parents[1] / "testbeds" / "t7-emulated.json"
-BASE = 6.0
+BASE = 5.0
 """Times that the fastest peer is slower than this machine: all together then keep less than 1.2 cores busy."""
 SEQUENCES = 4
 """Examples of a micro-batch."""
@@ -138,12 +140,26 @@ def measure(cases: Sequence[Case]) -> dict[str, float]:
             slower = slowness(bed, BASE)
             networks = (as_set_up(bed, swarm.ids, slower, folder / RATES, times) for times in (found.rates_times, 1.0))
             stage = Stage(swarm, *networks)
+            links = link_figures(bed, swarm.survey())
+            print("; ".join(f"{name} {value:.3g}" for name, value in links.items()), flush=True)
             runs = []
             for case in cases:
                 runs.append(stage.run(case))
                 print(_line(runs[-1]), flush=True)
     _print_table(runs)
-    return figures_of(runs)
+    return figures_of(runs) | links
+
+
+def link_figures(bed: Network, told: Mapping[str, Any]) -> dict[str, float]:
+    """How far the swarm's own figures of the links between sites are from what was set up: medians over directed pairs."""
+    count = len(bed.peers)
+    between = bed.sites[:count, None] != bed.sites[None, :count]
+    rate = bed.beta_s[:count, :count][between] / np.array(told["seconds_per_byte"])[between]
+    latency_s = np.array(told["latency_s"])[between] - bed.alpha_s[:count, :count][between]
+    return {
+        "link_rate_error_median": float(np.median(np.abs(rate - 1))),
+        "link_latency_excess_ms": float(np.median(latency_s) * 1e3),
+    }
 
 
 def figures_of(runs: Sequence[Run]) -> dict[str, float]:

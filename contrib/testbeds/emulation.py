@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,19 @@ class EmulatedSwarm:
             said = "\n".join(f"{program.name}:\n{program.tail(12)}" for program in (owner, *self.peers))
             raise ProgramFailed(f"{owner.name} ended with exit code {code}\n{said}")
         return folder
+
+    def survey(self) -> dict[str, Any]:
+        """The links between the peers, in the order listed, as the swarm has measured them (`survey.py`)."""
+        listen = f"/ip4/{self.network.shape.addresses[self.owner_node]}/tcp/0"
+        command = python_module("contrib.testbeds.survey", self.address, str(self.folder / "guest"), listen)
+        with self.network.start("survey", self.owner_node, command) as asking:
+            if asking.wait(START_S):
+                raise ProgramFailed(f"the survey failed:\n{asking.tail()}")
+        told: dict[str, Any] = json.loads(asking.lines[-1])
+        place = [told["peers"].index(peer) for peer in self.ids]
+        for name in ("latency_s", "seconds_per_byte"):
+            told[name] = [[told[name][i][j] for j in place] for i in place]
+        return told
 
     @property
     def ids(self) -> tuple[PeerId, ...]:

@@ -83,7 +83,11 @@ def main() -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 1
     shape = read_shape(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    namespaces = [open_namespace(address) for address in shape.addresses]
+    try:
+        namespaces = [open_namespace(address) for address in shape.addresses]
+    except OSError as error:
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return 1
     emulator = Emulator(shape, namespaces)
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """Network namespaces of Linux without leftovers: held by file descriptors, so that they go when their process does.
 
 Each has a loopback and a TUN device, a wire whose other end is a file that the holder reads and writes packets from. Needs the
-right to make namespaces (root, or `unshare --user --map-root-user`) and /dev/net/tun.
+right to make namespaces (root, or `unshare --user --map-root-user --net`) and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def why_not() -> str | None:
     if not sys.platform.startswith("linux"):
         return "network namespaces are a thing of Linux"
     if os.geteuid() != 0:
-        return "network namespaces need root, or `unshare --user --map-root-user` before the command"
+        return "network namespaces need root, or `unshare --user --map-root-user --net` before the command"
     if not os.access(_TUN, os.R_OK | os.W_OK):
         return f"{_TUN} is not there or not open to us"
     return None if shutil.which("nsenter") else "the program nsenter (util-linux) is missing"

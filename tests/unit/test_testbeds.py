@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrib.benchmarks.emulated import Case, Run, figures_of, link_figures
 from contrib.testbeds import slow_peer
 from contrib.testbeds.emulation import read_testbed, slowness
+from contrib.testbeds.predictions import as_set_up
 from contrib.testbeds.shaping import MAX_SITES, Shape, Shaper, read_shape, shape_of
 from fusion_p2p.device import rates as device_rates
 from fusion_p2p.device.rates import Rates
+from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.peer import tasks
 from fusion_p2p.peer.tasks import Outcome
+from fusion_p2p.plan.plan import Plan
 
 T7 = Path(__file__).resolve().parents[2] / "contrib" / "testbeds" / "t7-emulated.json"
 RATE, SLOW_RATE, LATENCY_S = 1e6, 1e5, 0.02
@@ -107,6 +112,50 @@ def test_peers_are_slowed_as_the_testbed_says_and_listed_in_its_order():
     assert slower == sorted(set(slower))
 
 
+def run_of(scheduler: str, pipeline: str, codec: str, promised_s: float, measured_s: float) -> Run:
+    plan = Plan(Digest("0" * 64), scheduler, 8, (), (), ())
+    return Run(Case(scheduler, pipeline, 8, codec), plan, promised_s, promised_s, measured_s / 2, measured_s, cores=0.5)
+
+
+def test_figures_compare_each_side_at_its_best():
+    runs = [
+        run_of("equal-number", "gpipe", "none", 11.0, 10.0),
+        run_of("equal-compute", "1f1b", "none", 7.2, 8.0),
+        run_of("equal-compute", "auto", "adaptive", 4.0, 4.0),
+        run_of("auto", "gpipe", "none", 2.0, 2.0),
+        run_of("auto", "1f1b", "none", 1.5, 2.5),
+        run_of("auto", "auto", "adaptive", 1.6, 1.6),
+    ]
+    figures = figures_of(runs)
+    assert figures["measured_speedup"] == pytest.approx(8 / 2)
+    assert figures["measured_speedup_best_codecs"] == pytest.approx(4 / 1.6)
+    assert figures["prediction_error_median"] == pytest.approx(0.05)
+    assert figures["prediction_error_max"] == pytest.approx(0.4)
+    assert figures["prediction_error_median_uncalibrated"] == pytest.approx(0.5)
+    assert figures["best_prediction_over_best"] == pytest.approx(2.5 / 1.6)
+
+
+def test_links_are_compared_between_sites_only():
+    bed = read_testbed(T7)
+    told = {
+        "seconds_per_byte": (bed.beta_s * 1.25 + (bed.sites[:, None] == bed.sites[None, :])).tolist(),
+        "latency_s": (bed.alpha_s + 0.002).tolist(),
+    }
+    told = {name: [row[:6] for row in rows[:6]] for name, rows in told.items()}
+    assert link_figures(bed, told) == pytest.approx({"link_rate_error_median": 0.2, "link_latency_excess_ms": 2.0})
+
+
+def test_simulator_is_told_how_the_emulator_was_set_up(tmp_path: Path):
+    rates = {"matmul_flops": 60.0, "convolution_flops": 30.0, "attention_flops": 20.0, "memory_bytes_per_s": 10.0}
+    (tmp_path / "rates-0.json").write_text(json.dumps({"key": {}, "rates": rates}))
+    bed = read_testbed(T7)
+    network = as_set_up(bed, [PeerId(f"peer {n}") for n in range(6)], slowness(bed, 5.0), tmp_path, rates_times=0.5)
+    assert network.flops_per_s[0].tolist() == pytest.approx([6.0, 3.0, 2.0])
+    assert network.flops_per_s[5].tolist() == pytest.approx([1.5, 0.75, 0.5], rel=1e-4)
+    assert network.memory_bytes_per_s[2] == pytest.approx(0.5, rel=1e-4)
+    assert network.peers[5] == "peer 5"
+
+
 def test_slow_task_waits_in_proportion_to_what_it_computed():
     def perform(seconds: float) -> Outcome:
         until = time.thread_time() + seconds
@@ -132,7 +181,9 @@ def test_slow_peer_slows_every_task_and_announces_what_is_left_of_its_rates(monk
 
     monkeypatch.setattr(tasks.SliceTasks, "perform", lambda self: Outcome())
     monkeypatch.setattr(device_rates, "rates", measured)
-    slow_peer.slow_down(4.0, tmp_path)
-    assert device_rates.rates("cpu", Path("elsewhere"), benchmark="auto") == Rates(20.0, 10.0, 5.0, 2.5)
+    monkeypatch.setattr(device_rates, "time", time)
+    slow_peer.slow_down(4.0, tmp_path, rates_times=2.0)
+    assert device_rates.rates("cpu", Path("elsewhere"), benchmark="auto") == Rates(40.0, 20.0, 10.0, 5.0)
+    assert device_rates.time.perf_counter is time.thread_time
     assert asked == [tmp_path]
     assert tasks.SliceTasks.perform(None).busy_s > 0  # type: ignore[call-arg, arg-type]
