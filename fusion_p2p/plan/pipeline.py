@@ -16,7 +16,7 @@ class PipelineStage:
     """One slice as it runs.
 
     nodes: network nodes of its members; stages that share a node share its device, which does one task at a time.
-    forward_s, backward_s: seconds per micro-batch, for each member (with recomputation, and what coding values takes).
+    forward_s, backward_s: seconds per micro-batch, for each member (backward includes recomputation).
     in_flight: micro-batches that each member may hold between forward and backward.
     deal: for every micro-batch the member that executes it.
     finish_s: seconds from a stage's last backward to the end of its step (gradients of replicas summed, report on its way).
@@ -38,6 +38,7 @@ class PipelineEdge:
     """Bytes per micro-batch from stage `source` (or OWNER_STAGE) to a later stage, and of the gradient on the way back.
 
     gradient: whether a gradient comes back, for which the source's backward waits (never to the owner).
+    forward_coding, backward_coding: bytes of memory that a peer moves, beside its tasks, to encode and to decode a message.
     credits: values on their way or waiting at the reader, in each direction; later ones wait at the sender (0: no limit).
     """
 
@@ -47,6 +48,8 @@ class PipelineEdge:
     backward_bytes: float
     gradient: bool = True
     credits: int = 0
+    forward_coding: tuple[float, float] = (0.0, 0.0)
+    backward_coding: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from fusion_p2p.graph.kinds import KINDS
-from fusion_p2p.graph.schema import Graph
+from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.graph.slices import Cut, Slice
 from fusion_p2p.plan.actions import rtt_caps, with_caps
 from fusion_p2p.plan.chain import Chain
@@ -126,7 +126,6 @@ class _PlannedStep:
         self.moved = np.array([cost.bytes_moved for cost in costs], dtype=np.float64)
         self.forward_flops = np.array([cost.forward_flops for cost in costs], dtype=np.float64)
         self.backward_flops = np.array([cost.backward_flops for cost in costs], dtype=np.float64)
-        self.coding = self._coding()
 
     def pipeline(self) -> Pipeline:
         stages = tuple(self._stage(*both) for both in zip(self.parts.slices, self.plan.slices, strict=True))
@@ -150,28 +149,13 @@ class _PlannedStep:
         )
 
     def _seconds(self, part: Slice, node: int, *, recompute: bool) -> tuple[float, float]:
-        """Forward and backward of a slice on a peer, per micro-batch, with the coding of what it reads and sends."""
-        memory_rate = float(self.network.memory_bytes_per_s[node])
-        rates: Floats = np.append(self.network.flops_per_s[node], memory_rate)
+        """Forward and backward of a slice on a peer, per micro-batch."""
+        rates: Floats = np.append(self.network.flops_per_s[node], self.network.memory_bytes_per_s[node])
         own = list(part.nodes)
         kinds, moved = self.kinds[own], self.moved[own]
-        forward = operator_seconds(kinds, self.forward_flops[own], moved, rates).sum()
+        forward = float(operator_seconds(kinds, self.forward_flops[own], moved, rates).sum())
         backward = operator_seconds(kinds, self.backward_flops[own], 2 * moved * (self.backward_flops[own] > 0), rates).sum()
-        there, back = (moved / max(memory_rate, 1.0) for moved in self.coding[part.index])
-        return float(forward) + there, float(backward) + back + (float(forward) if recompute else 0.0)
-
-    def _coding(self) -> list[tuple[float, float]]:
-        """Bytes that each slice's device moves to code what its forward and backward passes read and send."""
-        there, back = ([0.0] * len(self.parts.slices) for _ in range(2))
-        for edge in self.plan.edges:
-            kind = self.graph.types[edge.value]
-            spec = codecs.effective(codecs.parse(edge.codec), kind)
-            value, gradient = coding_passes(spec, backward=False), coding_passes(spec, backward=True)
-            there[edge.source] += kind.num_bytes * value.encode
-            there[edge.target] += kind.num_bytes * value.decode
-            back[edge.target] += kind.num_bytes * gradient.encode
-            back[edge.source] += kind.num_bytes * gradient.decode
-        return list(zip(there, back, strict=True))
+        return forward, float(backward) + (forward if recompute else 0.0)
 
     def _owner_alpha(self, nodes: Sequence[int], *, towards: bool) -> float:
         """The latency between the owner and the farthest member."""
@@ -199,15 +183,18 @@ class _PlannedStep:
         return [self._edge(source, target, edges) for (source, target), edges in sorted(between.items())]
 
     def _edge(self, source: int, target: int, edges: Sequence[EdgePlan]) -> PipelineEdge:
-        there, back, gradient = 0.0, 0.0, False
-        for edge in edges:
-            kind, spec = self.graph.types[edge.value], codecs.parse(edge.codec)
-            there += HEADER_BYTES + codecs.forward_bytes(spec, kind)
-            if kind.grad:
-                back += HEADER_BYTES + codecs.backward_bytes(spec, kind)
-                gradient = True
-        credits = min(edge.credits for edge in edges)
-        return PipelineEdge(source, target, there, back, gradient=gradient, credits=credits)
+        typed = [(self.graph.types[edge.value], codecs.parse(edge.codec)) for edge in edges]
+        returning = [(kind, spec) for kind, spec in typed if kind.grad]
+        return PipelineEdge(
+            source,
+            target,
+            forward_bytes=sum(HEADER_BYTES + codecs.forward_bytes(spec, kind) for kind, spec in typed),
+            backward_bytes=sum(HEADER_BYTES + codecs.backward_bytes(spec, kind) for kind, spec in returning),
+            gradient=bool(returning),
+            credits=min(edge.credits for edge in edges),
+            forward_coding=_coding(typed, backward=False),
+            backward_coding=_coding(returning, backward=True),
+        )
 
     def _within_groups(self) -> Iterator[PipelineExchange]:
         """Each member of a group is the home of an equal share of its parameters, but for those tied to a lower slice."""
@@ -234,3 +221,9 @@ class _PlannedStep:
 
     def _num_bytes(self, value: int) -> int:
         return self.graph.types[value].num_bytes
+
+
+def _coding(typed: Sequence[tuple[TensorType, codecs.CodecSpec]], *, backward: bool) -> tuple[float, float]:
+    """Bytes that the device of the sender moves to encode these values, or their gradients, and the reader's to decode them."""
+    passes = [(kind.num_bytes, coding_passes(codecs.effective(spec, kind), backward=backward)) for kind, spec in typed]
+    return sum(size * each.encode for size, each in passes), sum(size * each.decode for size, each in passes)

@@ -4,6 +4,8 @@ Devices do one task at a time and choose as `job.flow` does: micro-batches in or
 (`gpipe`: no backward before the last forward), at most `in_flight` between the two. Of several stages on one device a ready
 backward goes first, then the lower stage; what a task makes for its own device is there after the device has chosen again.
 
+A peer codes beside its tasks, one message at a time: encodes before sending, decodes before the message counts as there.
+
 Links follow the alpha-beta model: n bytes occupy a link for n * beta seconds and arrive alpha later; alpha occupies nothing.
 Every directed pair of nodes is a queue of its own, first come first served in whole messages; on half-duplex networks both
 directions are one queue. Where a site's uplink or downlink is limited, a message between sites occupies that queue too, all at
@@ -16,7 +18,7 @@ Not modelled: jitter, congestion, loss, the time of the owner's decision, and tr
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -54,6 +56,8 @@ class _Channel:
     alpha_s: float
     credit_alpha_s: float
     credits: int
+    encode_s: float
+    decode_s: float
     parked: deque[int] = field(default_factory=deque)
 
 
@@ -124,6 +128,7 @@ class _Simulation:
         self.caused = 0
         self.links: dict[Queue, _Link] = {}
         self.devices: dict[int, _Device] = {}
+        self.coders: dict[int, _Link] = defaultdict(_Link)
         self.tasks: list[TaskSpan] = []
         self.transfers: list[TransferSpan] = []
         self.stages = [self._stage(index) for index in range(len(pipeline.stages))]
@@ -204,7 +209,10 @@ class _Simulation:
         num_bytes = edge.forward_bytes if kind == "F" else edge.backward_bytes
         seconds = num_bytes * network.pace(source, target)
         alpha_s, back_s = float(network.alpha_s[source, target]), float(network.alpha_s[target, source])
-        return _Channel(index, kind, source, target, links, seconds, alpha_s, back_s, edge.credits)
+        encode_bytes, decode_bytes = edge.forward_coding if kind == "F" else edge.backward_coding
+        encode_s = encode_bytes / float(network.memory_bytes_per_s[source]) if encode_bytes else 0.0
+        decode_s = decode_bytes / float(network.memory_bytes_per_s[target]) if decode_bytes else 0.0
+        return _Channel(index, kind, source, target, links, seconds, alpha_s, back_s, edge.credits, encode_s, decode_s)
 
     def _links(self, source: int, target: int) -> tuple[_Link, ...]:
         return tuple(self.links.setdefault(queue, _Link()) for queue in self.network.queues(source, target))
@@ -274,16 +282,24 @@ class _Simulation:
         self._released(time, unit.device, 0)
 
     def _send(self, time: float, edges: list[Ways], micro_batch: int) -> None:
-        """Offer what a task made: it leaves at once where credits allow."""
+        """Encode and offer what a task made."""
         for ways in edges:
             channel = ways[micro_batch]
-            if not self.pipeline.edges[channel.edge].credits:
-                self._transmit(time, channel, micro_batch)
-            elif channel.credits:
-                channel.credits -= 1
-                self._transmit(time, channel, micro_batch)
+            if channel.encode_s:
+                coded = _occupy((self.coders[channel.source],), time, channel.encode_s)
+                self._cause(coded, self._offer, channel, micro_batch)
             else:
-                channel.parked.append(micro_batch)
+                self._offer(time, channel, micro_batch)
+
+    def _offer(self, time: float, channel: _Channel, micro_batch: int) -> None:
+        """A value leaves at once where credits allow."""
+        if not self.pipeline.edges[channel.edge].credits:
+            self._transmit(time, channel, micro_batch)
+        elif channel.credits:
+            channel.credits -= 1
+            self._transmit(time, channel, micro_batch)
+        else:
+            channel.parked.append(micro_batch)
 
     def _credited(self, time: float, channel: _Channel, _: int) -> None:
         if channel.parked:
@@ -297,7 +313,14 @@ class _Simulation:
         if self.trace and channel.links:
             ends = channel.source, channel.target, end - channel.seconds, end, arrival
             self.transfers.append(TransferSpan(channel.edge, channel.kind, micro_batch, *ends))
-        self._cause(arrival, self._value_arrived if channel.kind == "F" else self._gradient_arrived, channel, micro_batch)
+        self._cause(arrival, self._decode if channel.decode_s else self._there(channel), channel, micro_batch)
+
+    def _decode(self, time: float, channel: _Channel, micro_batch: int) -> None:
+        decoded = _occupy((self.coders[channel.target],), time, channel.decode_s)
+        self._cause(decoded, self._there(channel), channel, micro_batch)
+
+    def _there(self, channel: _Channel) -> Event:
+        return self._value_arrived if channel.kind == "F" else self._gradient_arrived
 
     def _value_arrived(self, time: float, channel: _Channel, micro_batch: int) -> None:
         self.stages[self.pipeline.edges[channel.edge].target].forward_waits[micro_batch] -= 1

@@ -89,6 +89,7 @@ def _random_edge(rng: random.Random, source: int, target: int) -> PipelineEdge:
         rng.uniform(0.1, 3.0),
         gradient=rng.random() < 0.7,
         credits=rng.randint(0, 3),
+        forward_coding=(rng.choice([0.0, 1.0]), rng.choice([0.0, 1.0])) if source != OWNER_STAGE else (0.0, 0.0),
     )
 
 
@@ -101,7 +102,7 @@ def _random_network(rng: random.Random, num_peers: int) -> Network:
     return Network(
         peers=tuple(PeerId(f"peer-{index}") for index in range(num_peers)),
         flops_per_s=np.ones((num_peers, 3)),
-        memory_bytes_per_s=np.full(num_peers, np.inf),
+        memory_bytes_per_s=np.full(num_peers, 2.0),
         free_bytes=np.full(num_peers, np.inf),
         sites=sites,
         alpha_s=random_numbers.uniform(0.0, 1.0, (nodes, nodes)) * apart,

@@ -162,20 +162,17 @@ def test_an_update_takes_memory_time_before_a_slice_can_start() -> None:
     assert pipeline.stages[0].update_s == pytest.approx(7 * 2 * WEIGHT_BYTES / 1000)
 
 
-def test_coding_takes_both_ends_memory_time() -> None:
+def test_coding_moves_memory_at_both_ends() -> None:
     graph = chain(4)
-    network = dataclasses.replace(measured(), memory_bytes_per_s=np.array([100.0, 1.0, 200.0, 1.0]))
 
-    def stages(codec: str) -> list[tuple[float, float]]:
+    def coding(codec: str) -> tuple[tuple[float, float], tuple[float, float]]:
         plan = planned(codec)
-        pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, network)
-        return [(*stage.forward_s, *stage.backward_s) for stage in pipeline.stages]
+        pipeline = pipeline_of_plan(graph, cut(graph, plan.slice_of), chain_costs(graph), plan, measured())
+        return pipeline.edges[-1].forward_coding, pipeline.edges[-1].backward_coding
 
-    assert stages("none") == [(2.0, 4.0), (2.0, 4.0)]
-    sender, reader = stages("int8")
-    assert sender == pytest.approx((2.0 + 9 * VALUE_BYTES / 200, 4.0 + 5 * VALUE_BYTES / 200))
-    assert reader == pytest.approx((2.0 + 5 * VALUE_BYTES / 100, 4.0 + 9 * VALUE_BYTES / 100))
-    assert stages("topk:5:int8")[0] == pytest.approx((2.0 + 42 * VALUE_BYTES / 200, 4.0 + 4 * VALUE_BYTES / 200))
+    assert coding("none") == ((0.0, 0.0), (0.0, 0.0))
+    assert coding("int8") == ((9.0 * VALUE_BYTES, 5.0 * VALUE_BYTES),) * 2
+    assert coding("topk:5:int8") == ((42.0 * VALUE_BYTES, 34.0 * VALUE_BYTES), (4.0 * VALUE_BYTES, 4.0 * VALUE_BYTES))
 
 
 def test_tied_parameters_are_exchanged() -> None:

@@ -171,6 +171,16 @@ def test_shared_gradients_travel_among_the_values() -> None:
     assert {(s.stage, s.kind): s.start_s for s in simulate(apart, trace=True).tasks}[1, "F"] == 9.0
 
 
+def test_coding_goes_on_beside_computing_and_delays_what_it_codes() -> None:
+    network = dataclasses.replace(uniform_network(2), memory_bytes_per_s=np.array([10.0, 5.0]))
+    edge = PipelineEdge(0, 1, 2.0, 2.0, forward_coding=(30.0, 5.0), backward_coding=(10.0, 0.0))
+    timeline = simulate(Pipeline(network, (stage(0, 2), stage(1, 2)), (edge,), micro_batches=2), trace=True)
+    spans = {(span.stage, f"{span.kind}{span.micro_batch}"): span.start_s for span in timeline.tasks}
+    assert (spans[0, "F0"], spans[0, "F1"]) == (0.0, 1.0)
+    assert (spans[1, "F0"], spans[1, "F1"]) == (1.0 + 3.0 + 2.0 + 1.0, 4.0 + 3.0 + 2.0 + 1.0)
+    assert spans[0, "B0"] == 10.0 + 2.0 + 2.0
+
+
 def test_a_standstill_is_an_error_that_says_where() -> None:
     stuck = with_caps(chain_pipeline(2, 3), (1, 0))
     with pytest.raises(RuntimeError, match=r"stage 0.0: F1 B0 of 3, stage 1.0: F0 B0 of 3"):
