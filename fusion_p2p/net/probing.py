@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -39,20 +38,25 @@ from fusion_p2p.wire.probe_messages import (
 
 PINGS = 5
 """The first one also opens the way and does not count."""
-FIRST_ROUND_BYTES = 32 << 10
+MORE_PINGS = 8
+MORE_PINGS_S = 0.05
+"""More on close links, where they cost nothing and everything else disturbs: as long as all together took no longer."""
+FIRST_ROUND_BYTES = 64 << 10
 GROWTH = 4
 """Of a burst over the last: few round trips, and a line is never asked for more than 4 times what it has proved."""
+LAST_BURSTS = 3
+"""Of the largest size."""
 ENOUGH_S = 0.25
 """A burst that lasted so long says the rate within a few per cent."""
 DIRECTION_S = 1.0
 """No burst is begun that would, at the rate of the last, end later than this after the first."""
 SESSION_S = 10.0
-"""A probe that takes longer is given up by both sides: such a link carries less than 32 KiB in so many seconds."""
+"""A probe that takes longer is given up by both sides: such a link carries less than 64 KiB in so many seconds."""
 OPEN_S = 5.0
 PER_REMOTE = 3
 """Probes that one peer may have of us in a minute."""
 PER_MINUTE = 24
-"""Probes that all together may have: 192 MiB at most, as seldom as lines are that fast."""
+"""Probes that all together may have: 192 MiB at most, and that only on lines that are fast."""
 MINUTE_S = 60.0
 _NOISE = random.Random(0).randbytes(MAX_CHUNK_BYTES)
 """Nothing on the way can compress it."""
@@ -183,24 +187,27 @@ class _Asking:
         return found
 
     async def _latency_s(self) -> float:
-        times = []
-        for number in range(PINGS):
-            data, began = number.to_bytes(PING_BYTES, "big"), self._clock.now()
+        """Half of the best round trip: whatever else goes on only ever adds to it."""
+        began, times = self._clock.now(), list[float]()
+        while len(times) < PINGS or (len(times) < PINGS + MORE_PINGS and self._clock.now() - began < MORE_PINGS_S):
+            data, sent = len(times).to_bytes(PING_BYTES, "big"), self._clock.now()
             await self._messages.send(Ping(data=data))
             if expect(await self._messages.receive(), Pong).data != data:
                 raise WireError(f"{self._stream.remote} answered another ping")
-            times.append(self._clock.now() - began)
-        return statistics.median(times[1:]) / 2
+            times.append(self._clock.now() - sent)
+        return min(times[1:]) / 2
 
     async def _rate(self, burst: Callable[[int], Awaitable[float]]) -> float:
-        """Bytes per second of the last of ever larger bursts."""
-        size, began = FIRST_ROUND_BYTES, self._clock.now()
+        """Bytes per second of the best of the largest bursts."""
+        size, began, times = FIRST_ROUND_BYTES, self._clock.now(), list[float]()
         while True:
-            seconds = max(await burst(size), 1e-6)
-            ends_s = self._clock.now() - began + GROWTH * seconds
-            if seconds >= ENOUGH_S or ends_s > self._budget_s or GROWTH * size > MAX_ROUND_BYTES:
-                return min(size / seconds, 1e12)
-            size *= GROWTH
+            times.append(max(await burst(size), 1e-6))
+            growth = GROWTH if GROWTH * size <= MAX_ROUND_BYTES else 1
+            ends_s = self._clock.now() - began + growth * times[-1]
+            if times[-1] >= ENOUGH_S or ends_s > self._budget_s or (growth == 1 and len(times) == LAST_BURSTS):
+                return min(size / min(times), 1e12)
+            if growth > 1:
+                size, times = growth * size, []
 
     async def _push(self, num_bytes: int) -> float:
         await _send_burst(self._stream, self._messages, num_bytes)

@@ -32,7 +32,8 @@ from fusion_p2p.plan.request import PeerCapability
 
 CLOSE_LATENCY_S = 0.001
 """Half of a round trip of 2 ms: one building, or two in one town."""
-CLOSE_BYTES_PER_S = 500e6 / 8
+CLOSE_BYTES_PER_S = 200e6 / 8
+"""A local network at a gigabit carries no more between machines that are busy or slow: the daemons encrypt."""
 UNKNOWN_LATENCY_S = 0.02
 UNKNOWN_BYTES_PER_S = 20e6 / 8
 """A home's uplink, when nobody has measured anything."""

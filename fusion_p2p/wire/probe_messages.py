@@ -22,7 +22,7 @@ from pydantic import Field
 from fusion_p2p.wire.messages import Message, MessageSet, Seconds
 
 PROBE_PROTOCOL = "/fusion/probe/1"
-MAX_ROUND_BYTES = 2 << 20
+MAX_ROUND_BYTES = 1 << 20
 MAX_DIRECTION_BYTES = 4 << 20
 """Of all rounds of one probe in one direction."""
 PING_BYTES = 48

@@ -15,6 +15,7 @@ from fusion_p2p.net.messaging import MessageStream, expect
 from fusion_p2p.net.probing import PER_MINUTE, PER_REMOTE, SESSION_S, Busy, Measured, Open, Prober
 from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.probe_messages import (
+    MAX_DIRECTION_BYTES,
     MAX_ROUND_BYTES,
     PROBE_MESSAGES,
     PROBE_PROTOCOL,
@@ -189,8 +190,8 @@ def test_an_asker_that_wants_more_than_a_probe_is_cut_off(question: Message) -> 
             messages = MessageStream(stream, PROBE_MESSAGES)
             await messages.send(BeginProbe())
             expect(await messages.receive(), ProbeReady)
-            await insist(stream, messages, question)
-            await insist(stream, messages, question)
+            for _ in range(MAX_DIRECTION_BYTES // MAX_ROUND_BYTES):
+                await insist(stream, messages, question)
             with pytest.raises(NetworkError):
                 await insist(stream, messages, question)
 
