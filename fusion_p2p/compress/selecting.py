@@ -7,7 +7,6 @@ tensor in pieces that stay in the cache. On an accelerator the k-th largest magn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -52,12 +51,12 @@ def _largest_on_accelerator(flat: Tensor, count: int) -> Tensor | None:
 
 
 def _largest_on_host(values: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
-    found = _at_least(values, _safe_threshold(values, count))
-    if found is not None and len(found) < count:
+    found = _not_below(values, _safe_threshold(values, count))
+    if len(found) < count:
         found = np.arange(len(values))
-    if found is None:
-        return None
     magnitude = np.abs(values[found])
+    if not np.isfinite(magnitude.max()):
+        return None
     cut = np.partition(magnitude, len(found) - count)[len(found) - count]
     above = magnitude > cut
     equal = np.flatnonzero(magnitude == cut)
@@ -76,19 +75,13 @@ def _safe_threshold(values: NDArray[np.float32], count: int) -> float:
     return float(np.partition(sample, len(sample) - rank)[len(sample) - rank]) if rank < len(sample) else 0.0
 
 
-def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.int64] | None:
-    """Places of the elements whose magnitude reaches a threshold; None when one is not finite."""
+def _not_below(values: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+    """Places of the elements whose magnitude is not below a threshold: NaN is among them."""
+    size = min(PIECE, len(values))
+    magnitude, rejected = np.empty(size, np.float32), np.empty(size, np.bool_)
     places = []
-    for begin, magnitude in _magnitudes(values):
-        if not np.isfinite(magnitude.max()):
-            return None
-        places.append(np.flatnonzero(magnitude >= threshold) + begin)
-    return np.concatenate(places)
-
-
-def _magnitudes(values: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Pieces that fit the cache, each with the place where it begins; one is gone when the next is asked for."""
-    scratch = np.empty(min(PIECE, len(values)), np.float32)
     for begin in range(0, len(values), PIECE):
         piece = values[begin : begin + PIECE]
-        yield begin, np.abs(piece, out=scratch[: len(piece)])
+        below = np.less(np.abs(piece, out=magnitude[: len(piece)]), threshold, out=rejected[: len(piece)])
+        places.append(np.flatnonzero(np.logical_not(below, out=below)) + begin)
+    return np.concatenate(places)
