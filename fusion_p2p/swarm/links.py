@@ -26,8 +26,12 @@ REFRESH_PAUSE_S = 60.0
 FAILED_PAUSE_S = 300.0
 SOON_S = 5.0
 """A probe that can begin within this time is worth waiting for."""
-OLD_WEIGHT = 0.5
-"""Of the old figure when a link is measured again within REFRESH_S."""
+SECOND_LOOK_S = 30.0
+"""After so long a link is probed once more: everybody is busy while a swarm comes together."""
+SECOND_PAUSE_S = 3.0
+"""Between two such probes."""
+BETTER_WEIGHT, WORSE_WEIGHT = 0.8, 0.2
+"""Of a new figure when a link is measured again within REFRESH_S: whatever else goes on can only make it look worse."""
 TRAFFIC_WINDOW_S = 30.0
 """Values share the line with each other, so only the fastest of so many seconds counts as a measurement."""
 
@@ -43,6 +47,7 @@ class Link:
     latency_s: float | None = None
     out_bytes_per_s: float | None = None
     in_bytes_per_s: float | None = None
+    probes: int = 0
     watched_from: float | None = None
     fastest: float = 0.0
 
@@ -184,17 +189,20 @@ def _probed(state: LinkTable, event: Probed, now: float) -> LinkTable:
     link = replace(
         old,
         at=now,
-        latency_s=_mixed(old, old.latency_s, event.latency_s, now),
+        latency_s=-_mixed(old, None if old.latency_s is None else -old.latency_s, -event.latency_s, now),
         out_bytes_per_s=_mixed(old, old.out_bytes_per_s, event.out_bytes_per_s, now),
         in_bytes_per_s=_mixed(old, old.in_bytes_per_s, event.in_bytes_per_s, now),
+        probes=old.probes + 1,
     )
     return _free(_with(state, event.peer, link), event.peer)
 
 
 def _mixed(old: Link, known: float | None, new: float, now: float) -> float:
+    """A figure of which more is better, after it was measured once more."""
     if known is None or now - old.at > REFRESH_S:
         return new
-    return OLD_WEIGHT * known + (1 - OLD_WEIGHT) * new
+    weight = BETTER_WEIGHT if new > known else WORSE_WEIGHT
+    return (1 - weight) * known + weight * new
 
 
 def _traffic(state: LinkTable, peer: PeerId, rate: float, now: float) -> LinkTable:
@@ -256,8 +264,11 @@ def _unknown(state: LinkTable, others: Mapping[PeerId, bool]) -> list[PeerId]:
 
 
 def _stale(state: LinkTable, others: Mapping[PeerId, bool], now: float) -> PeerId | None:
-    """The link measured longest ago, when that is too long and the last such probe is a while ago."""
-    known = [(link.at, peer) for peer, link in state.links.items() if peer in others and peer not in state.not_before]
-    if now - state.refreshed_at < REFRESH_PAUSE_S or not known or now - min(known)[0] < REFRESH_S:
-        return None
-    return min(known)[1]
+    """A link to look at a second time, else the one measured longest ago when that is too long; now and then only."""
+    known = {peer: link for peer, link in state.links.items() if peer in others and peer not in state.not_before}
+    once = {peer: link for peer, link in known.items() if link.probes == 1}
+    for links, age_s, pause_s in ((once, SECOND_LOOK_S, SECOND_PAUSE_S), (known, REFRESH_S, REFRESH_PAUSE_S)):
+        oldest = min(links, key=lambda peer: (known[peer].at, peer), default=None)
+        if oldest is not None and now - known[oldest].at >= age_s and now - state.refreshed_at >= pause_s:
+            return oldest
+    return None

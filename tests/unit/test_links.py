@@ -15,6 +15,7 @@ from fusion_p2p.swarm.links import (
     FAILED_PAUSE_S,
     NEAR_TARGETS,
     REFRESH_S,
+    SECOND_LOOK_S,
     TARGETS,
     TRAFFIC_WINDOW_S,
     Failed,
@@ -124,9 +125,25 @@ def test_who_is_occupied_for_long_or_failed_is_not_waited_for() -> None:
         assert look(table, others, FAILED_PAUSE_S)[1] == "peer0"
 
 
+def test_every_link_is_looked_at_twice() -> None:
+    others, now = peers(3), SECOND_LOOK_S
+    table, _ = probe_all(LinkTable(ME), others)
+    assert look(table, others, now - 1)[1] is None
+    again: list[PeerId] = []
+    while now < SECOND_LOOK_S + 30:
+        table, peer = look(table, others, now)
+        assert not table.measuring, "nobody waits for it"
+        if peer is not None:
+            again.append(peer)
+            table = after(table, Probed(peer, 0.01, 1e6, 1e6), now=now)
+        now += 1
+    assert sorted(again) == sorted(others)
+
+
 def test_the_oldest_link_is_measured_again_unless_traffic_tells() -> None:
     others = peers(3)
     table, _ = probe_all(LinkTable(ME), others)
+    table = after(table, *(Probed(peer, 0.01, 1e6, 1e6) for peer in others))
     assert look(table, others, REFRESH_S - 1)[1] is None
     for now in (REFRESH_S - 1 - TRAFFIC_WINDOW_S, REFRESH_S - 1):
         table = after(table, Traffic(PeerId("peer0"), 1e6), now=now)
@@ -137,13 +154,16 @@ def test_the_oldest_link_is_measured_again_unless_traffic_tells() -> None:
     assert look(table, others, REFRESH_S + 61)[1] == ({"peer1", "peer2"} - {first}).pop()
 
 
-def test_figures_mix_when_recent_and_are_replaced_when_old() -> None:
+def test_better_figures_count_more_when_recent_and_old_ones_are_replaced() -> None:
     a = PeerId("a")
     table = after(LinkTable(ME), Probed(a, 0.02, 1e6, 4e6))
-    table = after(table, Probed(a, 0.04, 3e6, 4e6), now=10)
-    assert table.links[a] == Link(10, 0.03, 2e6, 4e6)
-    table = after(table, Probed(a, 0.01, 9e6, 9e6), now=11 + REFRESH_S)
-    assert table.links[a] == Link(11 + REFRESH_S, 0.01, 9e6, 9e6)
+    table = after(table, Probed(a, 0.03, 2e6, 3e6), now=10)
+    link = table.links[a]
+    assert (link.at, link.probes) == (10, 2)
+    assert (link.latency_s, link.out_bytes_per_s, link.in_bytes_per_s) == pytest.approx((0.022, 1.8e6, 3.8e6))
+    assert after(table, Probed(a, 0.012, 2e6, 3e6), now=11).links[a].latency_s == pytest.approx(0.014)
+    table = after(table, Probed(a, 0.05, 1e6, 1e6), now=11 + REFRESH_S)
+    assert table.links[a] == Link(11 + REFRESH_S, 0.05, 1e6, 1e6, probes=3)
 
 
 def test_the_fastest_value_of_a_while_is_a_measurement() -> None:
@@ -153,10 +173,10 @@ def test_the_fastest_value_of_a_while_is_a_measurement() -> None:
         table = after(table, Traffic(a, rate), now=now)
         assert table.links[a].in_bytes_per_s == 4e6, "values share the line"
     table = after(table, Traffic(a, 3e6), now=1 + TRAFFIC_WINDOW_S)
-    assert table.links[a].in_bytes_per_s == pytest.approx(6e6)
+    assert table.links[a].in_bytes_per_s == pytest.approx(7.2e6)
     for now in (40, 62):
-        table = after(table, Traffic(a, 2e6), now=now)
-    assert table.links[a].in_bytes_per_s == pytest.approx(4e6), "and it may be less"
+        table = after(table, Traffic(a, 2.2e6), now=now)
+    assert table.links[a].in_bytes_per_s == pytest.approx(6.2e6), "and it may be less"
     assert (table.links[a].latency_s, table.links[a].out_bytes_per_s) == (0.02, 1e6)
     new = after(after(LinkTable(ME), Traffic(a, 5e6)), Traffic(a, 1e6), now=TRAFFIC_WINDOW_S)
     assert (new.links[a].in_bytes_per_s, new.links[a].probed) == (5e6, False)
