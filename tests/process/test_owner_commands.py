@@ -65,8 +65,18 @@ def exported_loss(run: Path) -> float:
     return sum(losses) / len(losses)
 
 
-def test_an_owner_trains_looks_exports_and_goes_on(swarm: str, tmp_path: Path):
+def test_an_owner_plans_trains_looks_exports_and_goes_on(swarm: str, tmp_path: Path):
     run = tmp_path / "run"
+    picture = tmp_path / "plan.svg"
+    model = (*SETTINGS[: 2 * len(SHAPE)], "--data", "stdlib-text", "--batch-size", "4", "--micro-batches", "2", "--tied")
+    dry = ask(
+        "plan", tmp_path, "plan", "--scheduler", "equal-compute", "--json", "--plot", str(picture), *model, *dialling(swarm)
+    )  # fmt: skip
+    planned = json.loads(next(line for line in dry.lines if line.startswith("{")))
+    assert len(planned["slices"]) == len(planned["peers"]) == 2
+    assert {edge["source"] for edge in planned["edges"]} == {-1, 0}, "the owner's feeds count"
+    assert picture.stat().st_size > 10_000
+
     trained = ask("train", tmp_path, "train", *dialling(swarm), *SETTINGS, "--run", str(run))
     assert any("step 6/6" in line for line in trained.lines)
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
