@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from fusion_p2p.owner.data import DataSet
 from fusion_p2p.owner.feeding import Feeder
 from fusion_p2p.owner.links import Gone, Heard, Links
 from fusion_p2p.owner.run_folder import RunFolder
-from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.plan import Plan, Replica
 from fusion_p2p.wire.frames import RunId
 from fusion_p2p.wire.job_messages import (
     Applied,
@@ -332,22 +332,24 @@ class Training:
             step_s=step_s,
             units_per_s=units / step_s if step_s > 0 else 0.0,
             unit=self._data.unit,
-            peers=self._loads(decision.step, step_s),
+            peers=_loads(self._replicas, self._reports.pop(decision.step, {}), step_s),
         )
         self._folder.metrics.append(snapshot, self._clock.wall(), decision.norm if committed else None)
         self._report.show(snapshot)
 
-    def _loads(self, step: int, step_s: float) -> tuple[PeerLoad, ...]:
-        by_peer: dict[PeerId, list[StepReport]] = defaultdict(list)
-        for index, report in sorted(self._reports.pop(step, {}).items()):
-            by_peer[self._replicas[index].peer].append(report)
-        return tuple(
-            PeerLoad(
-                peer,
-                tuple(self._replicas[report.replica].slice for report in reports),
-                min(1.0, sum(report.busy_s for report in reports) / step_s) if step_s > 0 else 0.0,
-                sum(report.bytes_sent for report in reports),
-                sum(report.bytes_received for report in reports),
-            )
-            for peer, reports in by_peer.items()
+
+def _loads(replicas: Sequence[Replica], reports: Mapping[int, StepReport], step_s: float) -> tuple[PeerLoad, ...]:
+    """What each peer did in a step, from the reports of its replicas."""
+    by_peer: dict[PeerId, list[StepReport]] = defaultdict(list)
+    for index, report in sorted(reports.items()):
+        by_peer[replicas[index].peer].append(report)
+    return tuple(
+        PeerLoad(
+            peer,
+            tuple(replicas[report.replica].slice for report in own),
+            min(1.0, sum(report.busy_s for report in own) / step_s) if step_s > 0 else 0.0,
+            sum(report.bytes_sent for report in own),
+            sum(report.bytes_received for report in own),
         )
+        for peer, own in by_peer.items()
+    )
