@@ -19,6 +19,7 @@ from fusion_p2p.wire.job_messages import OptimiserSettings
 SHORT_PEER = 8
 PEERS_NAMED = 6
 """Idle peers with one reason are named up to this many."""
+MOSTLY_BUSY = 0.8
 
 
 def explain(
@@ -82,7 +83,8 @@ def _verdict(figures: Forecast, network: Network | None) -> Iterator[str]:
         if source == target:
             held = [str(part.index) for part in figures.slices if network.peers[source] in part.members]
             what = f"device of {_node(network, source)} (slice {', '.join(held)})"
-        yield f"bottleneck: the {what}, busy {busy:.0%} of the step"
+        rest = ", the rest is the pipeline filling, draining and waiting" if busy < MOSTLY_BUSY else ""
+        yield f"bottleneck: the {what}, busy {busy:.0%} of the step{rest}"
     if figures.bound_s:
         yield f"bound: no plan takes less than {figures.bound_s:.2f} s a step here; this one {_times(figures)} as long"
 
