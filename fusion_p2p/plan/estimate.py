@@ -45,15 +45,21 @@ class Formula:
         """R of the larger message, dense: latency and wire."""
         return self.latency_s + np.maximum(self.forward_s, self.backward_s)
 
-    def bottleneck_s(self, ratios: Floats) -> float:
-        """T when boundary i's bytes are divided by `ratios[i]`."""
+    def bottleneck_s(self, ratios: Floats) -> Floats:
+        """(...) T when boundary i's bytes are divided by `ratios[..., i]`."""
         busy = np.maximum(self.forward_s, self.backward_s) if self.full_duplex else self.forward_s + self.backward_s
-        return max(self.stage_s, float(np.max(busy / ratios / self.links, initial=0.0)))
+        slowest: Floats = np.max(busy / self.links / ratios, axis=-1, initial=self.stage_s)
+        return slowest
+
+    def steps_s(self, ratios: Floats) -> Floats:
+        """(...) seconds per step when boundary i's bytes are divided by `ratios[..., i]`."""
+        ways = 2 * self.latency_s.sum() + ((self.forward_s + self.backward_s) / ratios).sum(axis=-1)
+        seconds: Floats = self.stage_fill_s + ways + (self.micro_batches - 1) * self.bottleneck_s(ratios)
+        return seconds
 
     def step_s(self, ratios: Floats) -> float:
-        """Seconds per step when boundary i's bytes are divided by `ratios[i]`."""
-        way = float(np.sum(2 * self.latency_s + (self.forward_s + self.backward_s) / ratios))
-        return self.stage_fill_s + way + (self.micro_batches - 1) * self.bottleneck_s(ratios)
+        """The same for one choice of ratios."""
+        return float(self.steps_s(ratios))
 
 
 def formula(chain: Chain, network: Network, layout: Layout, micro_batches: int) -> Formula:
@@ -110,6 +116,10 @@ def _feed_s(chain: Chain, network: Network, stage: Stage) -> tuple[float, float]
 
 def _way(network: Network, one: Stage, other: Stage) -> tuple[float, float, float]:
     """Worst latency, worst seconds per byte, and parallel links between two stages, both directions considered."""
+    if len(one.peers) == len(other.peers) == 1:
+        (i,), (j,) = one.peers, other.peers
+        latency = max(float(network.alpha_s[i, j]), float(network.alpha_s[j, i]))
+        return latency, max(network.pace(i, j), network.pace(j, i)), 1.0
     there = [(i, j) for i in one.peers for j in other.peers]
     pairs = [*there, *((j, i) for i, j in there)]
     latency = max(float(network.alpha_s[pair]) for pair in pairs)

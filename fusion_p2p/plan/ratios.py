@@ -13,7 +13,6 @@ adaptive   The least compression that costs at most `SLACK` of the step: one tim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +30,8 @@ POLICIES = ("uniform", "adatopk", "adaptive")
 OVERHEAD = 3.0
 """Bytes of a kept element, 12, over those of a float32."""
 SLACK = 0.05
-HALVINGS = 60
+REFINEMENTS, POINTS = 5, 65
+"""How the time cap is found: so many times a finer grid of so many caps."""
 
 
 def with_ratios(chain: Chain, network: Network, layout: Layout, terms: Terms) -> Layout:
@@ -120,17 +120,16 @@ def adaptive(links: Formula, most: float, slack: float = SLACK) -> Floats:
     if links.step_s(dense) <= allowed:
         return dense
     low, high = _least_cap(links, most), float(np.max(links.message_s))
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        if links.step_s(capped(links, middle, most)) <= allowed:
-            low = middle
-        else:
-            high = middle
-    return capped(links, low, most)
+    for _ in range(REFINEMENTS):
+        caps = np.geomspace(low, high, POINTS)
+        enough = links.steps_s(capped(links, caps[:, None], most)) <= allowed
+        found = max(0, int(np.argmin(enough)) - 1)  # the step grows with the cap: the last that is enough
+        low, high = float(caps[found]), float(caps[found + 1])
+    return capped(links, np.array(low), most)
 
 
-def capped(links: Formula, cap_s: float, most: float) -> Floats:
-    """The ratios that bring every message to `cap_s`, none above `most`."""
+def capped(links: Formula, cap_s: Floats, most: float) -> Floats:
+    """The ratios that bring every message to `cap_s`, none above `most`; one row for each row of caps."""
     wire = np.maximum(links.forward_s, links.backward_s)
     return np.clip(wire / np.maximum(cap_s - links.latency_s, 1e-12), 1.0, most)
 

@@ -71,7 +71,7 @@ def test_adaptive_spends_its_slack_and_no_more(
     if touched.any():
         caps = latency_s + wire[touched] / ratios[touched]
         assert caps == pytest.approx(caps[0], rel=1e-6), "one cap for all links"
-        assert line.step_s(capped(line, caps[0] * 1.001, most)) > allowed, "a larger cap costs more than the slack"
+        assert line.step_s(capped(line, np.array(caps[0] * 1.001), most)) > allowed, "a larger cap costs more than the slack"
 
 
 def test_what_the_slowest_stage_hides_is_not_compressed() -> None:
