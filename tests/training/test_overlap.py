@@ -1,5 +1,4 @@
-"""Sending, receiving and computing overlap: measured on the real code in virtual time, against the simulator and against doing them
-in turn."""
+"""Sending and computing overlap: the real code in virtual time, against the simulator and against doing them in turn."""
 
 from __future__ import annotations
 
