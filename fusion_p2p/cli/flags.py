@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from fusion_p2p.config import ENVIRONMENT_PREFIX, CommonConfig, help_of, is_repeatable, is_switch, resolve, settings_of
+from fusion_p2p.config import ENVIRONMENT_PREFIX, CommonConfig, resolve, settings_of
+from fusion_p2p.setting_values import help_of, is_repeatable, is_switch
 
 C = TypeVar("C", bound=CommonConfig)
 

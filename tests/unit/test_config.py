@@ -16,12 +16,12 @@ from fusion_p2p.config import (
     StatusConfig,
     TrainConfig,
     check_resumable,
-    help_of,
     resolve,
     settings_of,
     to_toml,
 )
 from fusion_p2p.errors import ConfigError
+from fusion_p2p.setting_values import help_of
 from fusion_p2p.wire.codecs import LADDER, rung_for
 
 ADDRESS = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWGBfGbUe8kHzUJ7bUG1oFyTzUPQHzjxLzWcEDKhHrYh5P"

@@ -39,7 +39,8 @@ def imports_of_package() -> set[str]:
 
 def test_every_dependency_is_imported_somewhere():
     declared = requirement_names(PROJECT["project"]["dependencies"])
-    unused = [name for name in declared if name not in BOUNDS_ONLY and IMPORTED_AS.get(name, name) not in imports_of_package()]
+    imported = imports_of_package()
+    unused = [name for name in declared if name not in BOUNDS_ONLY and IMPORTED_AS.get(name, name) not in imported]
     assert unused == []
 
 
