@@ -185,3 +185,14 @@ def test_auto_is_asked_again_when_exact_memory_refuses() -> None:
     plan = schedulers.plan("auto", GRAPH, wide, net, request)
     assert isinstance(plan, Plan)
     assert plan.peers == {"p1"}
+
+
+@pytest.mark.parametrize(("sites", "codec"), [([0, 1, 0, 1], "none"), ([0, 1, 2], "adatopk"), ([0, 0, 1, 1, 1], "adaptive")])
+def test_no_scheduler_beats_auto_with_plans_as_they_run(sites: list[int], codec: str) -> None:
+    net = network(sites, speeds=[1 + index % 3 for index in range(len(sites))], between=(0.3, 0.01))
+    request = replace(REQUEST, codec=codec, ratio=10.0)
+    plans = {name: schedulers.plan(name, GRAPH, COSTS, net, request) for name in schedulers.SCHEDULERS}
+    steps = {name: plan.predicted_step_s for name, plan in plans.items() if isinstance(plan, Plan)}
+    assert len(steps) == 4
+    assert steps["auto"] == min(steps.values())
+    assert len(set(steps.values())) > 1
