@@ -25,7 +25,7 @@ from fusion_p2p.wire.swarm_messages import Links
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-IDLE_AFTER_S = 3.0
+IDLE_AFTER_S = 10.0
 OCCUPIED_S = 30.0
 """When a peer that is at work may be asked again."""
 ANNOUNCE_S = 60.0
