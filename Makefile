@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY := PASSIVE
 FAST := not process and not slow
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo bench-main bench-codec bench-planner bench-emulated clean
+.PHONY: help setup check format test demo bench-main bench-codec bench-convergence bench-planner bench-emulated clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,9 @@ bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised
 
 bench-codec: $(STAMP) ## codecs: speed, bits per kept element, up to which link each pays
 	$(BIN)/python -m contrib.benchmarks.codec
+
+bench-convergence: $(STAMP) ## losses through codecs and cut layers after equal steps, time to a loss (25 minutes; ONLY=case)
+	$(BIN)/python -m contrib.benchmarks.convergence $(if $(ONLY),--only $(ONLY))
 
 bench-planner: $(STAMP) ## every scheduler on six testbeds, optima, DT-FM, the clock: simulated (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.planner $(if $(ONLY),--only $(ONLY))

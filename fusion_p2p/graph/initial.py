@@ -7,13 +7,14 @@ AVX-512, and two peers may hold the same tied parameter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fusion_p2p.errors import GraphError
+from fusion_p2p.graph.cut_layers import Projection
 from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import Rule, TensorType
 
@@ -37,6 +38,17 @@ def initial_value(rule: Rule, name: str, type: TensorType, seed: int) -> Tensor:
         case "uniform":
             return _drawn(type, lambda count: rule.a + (rule.b - rule.a) * generator.random(count))
     raise GraphError(f"parameter {name!r} has the unknown rule {rule.kind!r}; known are {', '.join(RULE_KINDS)}")
+
+
+def initial_projections(projections: Iterable[Projection], seed: int) -> dict[str, Tensor]:
+    """First values by name: the rows of `project` are orthonormal and random, `expand` is its transpose."""
+    weights: dict[str, Tensor] = {}
+    for item in projections:
+        generator = np.random.Generator(np.random.PCG64(_entropy(seed, item.project)))
+        basis = np.linalg.qr(generator.standard_normal((item.width, item.rank)))[0]
+        weights[item.project] = torch.from_numpy(basis.T.copy()).float()
+        weights[item.expand] = torch.from_numpy(basis.copy()).float()
+    return weights
 
 
 def _drawn(type: TensorType, draw: Callable[[int], np.ndarray]) -> Tensor:

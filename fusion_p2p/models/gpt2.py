@@ -14,7 +14,11 @@ from fusion_p2p.graph.schema import Rule
 
 @dataclass(frozen=True, slots=True)
 class GPT2Shape:
-    """Size of a GPT-2. `tied`: the output projection is the token embedding. The default is the published small one."""
+    """Size of a GPT-2; the default is the published small one.
+
+    tied: the output projection is the token embedding. window: a position attends to itself and to this many less one before
+    it (0: to all before it).
+    """
 
     layers: int = 12
     width: int = 768
@@ -23,6 +27,7 @@ class GPT2Shape:
     vocabulary: int = 50257
     dropout: float = 0.1
     tied: bool = True
+    window: int = 0
 
 
 SIZES = {
@@ -40,6 +45,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = shape.heads
         self.attention_dropout = shape.dropout
+        self.window = shape.window
         self.c_attn = nn.Linear(shape.width, 3 * shape.width)
         self.c_proj = nn.Linear(shape.width, shape.width)
         self.dropout = nn.Dropout(shape.dropout)
@@ -51,9 +57,16 @@ class Attention(nn.Module):
             for part in self.c_attn(x).split(width, dim=2)
         )
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mask = self._near(length, x.device) if self.window else None
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
         output: Tensor = self.dropout(self.c_proj(mixed.transpose(1, 2).reshape(batch, length, width)))
         return output
+
+    def _near(self, length: int, device: torch.device) -> Tensor:
+        """(length, length) bool: which positions, columns, each position sees."""
+        positions = torch.arange(length, device=device)
+        back = positions.unsqueeze(1) - positions
+        return (back >= 0) & (back < self.window)
 
 
 class FeedForward(nn.Module):
