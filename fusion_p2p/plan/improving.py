@@ -11,15 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from fusion_p2p.plan.estimate import step_estimate
+from fusion_p2p.plan.estimate import formula
 from fusion_p2p.plan.judging import Judge
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.ratios import with_ratios
+from fusion_p2p.plan.ratios import adatopk, most
 from fusion_p2p.plan.times import work
 
-TASKS = 120_000
+LOOKED_AT = 250
+"""Changes per round that are estimated."""
+ROUNDS = 24
+"""Rounds of all improving together."""
+TASKS = 60_000
 """Simulated tasks that all improving together may cost."""
-TASKS_PER_ROUND = 15_000
+TASKS_PER_ROUND = 10_000
 """Of them, before giving up on a layout."""
 DOUBTED = 1.15
 """A change that the formula calls so many times slower is not simulated."""
@@ -37,10 +41,12 @@ def improve(judge: Judge) -> None:
     """Change the fastest layouts that the judge knows until nothing helps or enough was simulated."""
     allowed = judge.tasks + TASKS
     starts = sorted(judge.seen, key=lambda key: judge.seen[key])[:STARTS]
+    rounds = ROUNDS
     for start in starts:
         current: tuple[Stages, bool] | None = start
-        while current is not None and judge.tasks < allowed:
+        while current is not None and judge.tasks < allowed and rounds > 0:
             current = _faster(judge, *current)
+            rounds -= 1
 
 
 def _faster(judge: Judge, stages: Stages, recompute: bool) -> tuple[Stages, bool] | None:
@@ -56,16 +62,23 @@ def _faster(judge: Judge, stages: Stages, recompute: bool) -> tuple[Stages, bool
 
 
 def _promising(judge: Judge, stages: Stages, recompute: bool) -> list[Stages]:
-    """Changed layouts, best first by the formula."""
+    """Changed layouts, best first by the formula; of very many a random part."""
     limit = DOUBTED * _estimate(judge, stages, recompute)
     fresh = [changed for changed in changes(judge, stages) if (changed, recompute) not in judge.seen]
+    if len(fresh) > LOOKED_AT:
+        chosen = np.random.default_rng(judge.terms.seed).choice(len(fresh), LOOKED_AT, replace=False)
+        fresh = [fresh[number] for number in sorted(chosen.tolist())]
     ranked = sorted((_estimate(judge, changed, recompute), number) for number, changed in enumerate(fresh))
     return [fresh[number] for seconds, number in ranked if seconds <= limit]
 
 
 def _estimate(judge: Judge, stages: Stages, recompute: bool) -> float:
-    layout = with_ratios(judge.chain, judge.network, Layout(NAME, stages, recompute=recompute), judge.terms)
-    return step_estimate(judge.chain, judge.network, layout, judge.terms.micro_batches)
+    """By the formula. `adaptive` ratios end within a few percent of the step with all links at the most, and cost far more."""
+    layout = Layout(NAME, stages, recompute=recompute)
+    terms, links = judge.terms, formula(judge.chain, judge.network, layout, judge.terms.micro_batches)
+    if terms.codec == "adatopk":
+        return links.step_s(adatopk(links.message_s, terms.ratio))
+    return links.step_s(np.full(len(stages) - 1, most(terms)))
 
 
 def changes(judge: Judge, stages: Stages) -> Iterator[Stages]:

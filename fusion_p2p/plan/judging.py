@@ -36,7 +36,8 @@ class Judge:
         """Seconds of a step of the layout under its better schedule and with ratios fitted to it; infinite: it does not fit."""
         key = layout.stages, layout.recompute
         if key not in self.seen:
-            self.seen[key] = min(self._under(replace(layout, schedule=schedule)) for schedule in self.schedules())
+            fitted = with_ratios(self.chain, self.network, layout, self.terms)
+            self.seen[key] = min(self._under(replace(fitted, schedule=schedule)) for schedule in self.schedules())
         return self.seen[key]
 
     def stages(self, scheduler: str, stages: Sequence[Stage], *, recompute: bool) -> float:
@@ -56,9 +57,8 @@ class Judge:
         if isinstance(within, NoPlan):
             self.refusal = self.refusal or within
             return math.inf
-        fitted = with_ratios(self.chain, self.network, layout, self.terms)
-        seconds = simulate(pipeline_of_layout(self.chain, self.network, fitted, self.terms)).step_s
+        seconds = simulate(pipeline_of_layout(self.chain, self.network, layout, self.terms)).step_s
         self.tasks += 2 * len(layout.stages) * self.terms.micro_batches
         if seconds < self.best_s:
-            self.best, self.best_s = fitted, seconds
+            self.best, self.best_s = layout, seconds
         return seconds
