@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -23,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from contrib.benchmarks.report import print_figures, write_figures
-from contrib.testbeds.calibration import calibrate
+from contrib.testbeds.calibration import rates_times
 from contrib.testbeds.emulation import RATES, EmulatedSwarm, emulated_swarm, read_testbed, slowness
 from contrib.testbeds.namespaces import why_not
-from contrib.testbeds.predictions import as_set_up, read_plan, simulated_step_s
+from contrib.testbeds.predictions import as_set_up, read_plan, simulated
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 
@@ -36,7 +37,7 @@ BASE = 5.0
 SEQUENCES = 4
 """Examples of a micro-batch."""
 STEPS = 5
-WARM_UP = 1
+WARM_UP = 2
 MODEL = {
     "model": "gpt2", "layers": "6", "width": "128", "heads": "4", "context": "128", "dropout": "0", "option": "tied=false",
     "data": "stdlib-text", "optimiser": "sgd",
@@ -74,6 +75,8 @@ CASES = (
     *(Case(scheduler, pipeline, 8) for scheduler in SCHEDULERS for pipeline in ("gpipe", "1f1b")),
     *(Case(scheduler, "auto", 8, "adaptive") for scheduler in (*EQUAL, "auto")),
 )
+
+CALIBRATION = Case("equal-compute", "1f1b", 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,8 @@ class Stage:
             case,
             plan,
             announced_s=plan.predicted_step_s,
-            shaped_s=simulated_step_s(folder, self.calibrated),
-            raw_s=simulated_step_s(folder, self.raw),
+            shaped_s=simulated(folder, self.calibrated).step_s,
+            raw_s=simulated(folder, self.raw).step_s,
             measured_s=_measured_step_s(folder),
             cores=cores,
         )
@@ -130,24 +133,36 @@ def measure(cases: Sequence[Case]) -> dict[str, float]:
     """Run the cases one after the other and print each; the figures of all."""
     bed = read_testbed(TESTBED)
     with tempfile.TemporaryDirectory(prefix="fusion-emulated-") as name:
-        folder = Path(name)
-        found = calibrate(folder / RATES, {**MODEL, "micro_batches": "8", "batch_size": str(8 * SEQUENCES)})
-        print(
-            f"one micro-batch takes {found.measured_s * 1e3:.0f} ms of this machine, "
-            f"{found.estimated_s * 1e3:.0f} ms by its rates: rates are announced times {found.rates_times:.2f}"
-        )
-        with emulated_swarm(folder, bed, BASE, found.rates_times) as swarm:
-            slower = slowness(bed, BASE)
-            networks = (as_set_up(bed, swarm.ids, slower, folder / RATES, times) for times in (found.rates_times, 1.0))
-            stage = Stage(swarm, *networks)
+        first, folder = Path(name, "first"), Path(name, "cases")
+        times = _calibrated(first, bed)
+        folder.mkdir()
+        shutil.copytree(first / RATES, folder / RATES)
+        with emulated_swarm(folder, bed, BASE, times) as swarm:
             links = link_figures(bed, swarm.survey())
             print("; ".join(f"{name} {value:.3g}" for name, value in links.items()), flush=True)
+            stage = Stage(swarm, _set_up(swarm, bed, times), _set_up(swarm, bed, 1.0))
             runs = []
             for case in cases:
                 runs.append(stage.run(case))
                 print(_line(runs[-1]), flush=True)
     _print_table(runs)
     return figures_of(runs) | links
+
+
+def _calibrated(folder: Path, bed: Network) -> float:
+    """A first run tells what the rates have to be multiplied with; then the swarm starts anew, and announces that."""
+    folder.mkdir()
+    with emulated_swarm(folder, bed, BASE) as swarm:
+        times = rates_times(swarm.train(CALIBRATION.name, CALIBRATION.arguments), _set_up(swarm, bed, 1.0), WARM_UP)
+    print(
+        f"a first run computed {1 / times:.2f} times as long as rates promised: rates are announced times {times:.2f}",
+        flush=True,
+    )
+    return times
+
+
+def _set_up(swarm: EmulatedSwarm, bed: Network, times: float) -> Network:
+    return as_set_up(bed, swarm.ids, slowness(bed, BASE), swarm.folder / RATES, times)
 
 
 def link_figures(bed: Network, told: Mapping[str, Any]) -> dict[str, float]:
@@ -185,7 +200,7 @@ def figures_of(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _measured_step_s(run: Path) -> float:
-    """The median step of a run after its first."""
+    """The median step of a run after its first ones."""
     steps = [json.loads(line)["step_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     return float(statistics.median(steps[WARM_UP:]))
 

@@ -18,6 +18,7 @@ from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.timeline import Timeline
 
 
 def read_plan(run: Path) -> Plan:
@@ -39,7 +40,7 @@ def as_set_up(bed: Network, peers: Sequence[PeerId], slower: Sequence[float], ra
     )
 
 
-def simulated_step_s(run: Path, network: Network) -> float:
-    """Seconds of a step of the run's plan on this network."""
+def simulated(run: Path, network: Network) -> Timeline:
+    """A step of the run's plan on this network."""
     plan, graph = read_plan(run), decode_graph((run / "graph.fusion").read_bytes())
-    return simulate(pipeline_of_plan(graph, cut(graph, plan.slice_of), workload(graph), plan, network)).step_s
+    return simulate(pipeline_of_plan(graph, cut(graph, plan.slice_of), workload(graph), plan, network))

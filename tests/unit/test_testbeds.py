@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from contrib.benchmarks.emulated import Case, Run, figures_of, link_figures
 from contrib.testbeds import slow_peer
+from contrib.testbeds.calibration import busy_s
 from contrib.testbeds.emulation import read_testbed, slowness
 from contrib.testbeds.predictions import as_set_up
 from contrib.testbeds.shaping import MAX_SITES, Shape, Shaper, read_shape, shape_of
@@ -154,6 +155,13 @@ def test_simulator_is_told_how_the_emulator_was_set_up(tmp_path: Path):
     assert network.flops_per_s[5].tolist() == pytest.approx([1.5, 0.75, 0.5], rel=1e-4)
     assert network.memory_bytes_per_s[2] == pytest.approx(0.5, rel=1e-4)
     assert network.peers[5] == "peer 5"
+
+
+def test_busy_seconds_of_a_run_are_the_median_of_its_later_steps(tmp_path: Path):
+    steps = [(9.0, (1.0, 1.0)), (4.0, (0.5, 0.25)), (2.0, (0.5, 0.75)), (5.0, (0.5, 0.25))]
+    lines = [{"step_s": step_s, "peers": [{"busy_share": share} for share in shares]} for step_s, shares in steps]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert busy_s(tmp_path, warm_up=1) == pytest.approx(3.0)
 
 
 def test_slow_task_waits_in_proportion_to_what_it_computed():
