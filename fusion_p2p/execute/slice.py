@@ -11,6 +11,7 @@ gives the bits of a plain `(loss / n).backward()` loop.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -151,15 +152,17 @@ class SliceExecutor:
     def combine(self, parameter: int, terms: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
         """What the holders agree on, from what each of them shared, in order; `counts` are their numbers of micro-batches.
 
+        The terms may lie on the host: they come to the device one after another.
         Gradients are summed. Of a buffer that counts (integers) the increments are summed; of one that averages, like the
         statistics of BatchNorm, the mean is taken, weighted by micro-batches: each replica has averaged over its own.
         """
+        here = (term.to(self._device) for term in terms)
         if self._graph.parameter(parameter).trainable:
-            return sum_in_order(terms)
+            return sum_in_order(here)
         before = self.state.parameters[parameter]
         if not before.is_floating_point():
-            return sum_in_order([before, *(term - before for term in terms)])
-        weighted = [term.to(torch.float64) * (count / sum(counts)) for term, count in zip(terms, counts, strict=True)]
+            return before + sum_in_order(term - before for term in here)
+        weighted = (term.to(torch.float64) * (count / sum(counts)) for term, count in zip(here, counts, strict=True))
         return sum_in_order(weighted).to(before.dtype)
 
     def squares(self, parameters: Iterable[int]) -> tuple[float, ...]:
@@ -277,12 +280,9 @@ def _origin(graph: Graph, value: int) -> str:
     return f"parameter {graph.parameter(value).name}" if graph.is_parameter(value) else f"input {graph.inputs[value]}"
 
 
-def sum_in_order(terms: Sequence[Tensor]) -> Tensor:
+def sum_in_order(terms: Iterable[Tensor]) -> Tensor:
     """The sum from the first term on: one order, so that every run has the same bits."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return functools.reduce(torch.add, terms)
 
 
 def _sum_of_squares(gradient: Tensor | None) -> float:

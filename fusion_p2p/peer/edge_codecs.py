@@ -37,6 +37,9 @@ def as_forward(edge: Edge) -> Edge:
     return Edge(edge.value, *ends, Direction.FORWARD)
 
 
+_HOST = torch.device("cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """A payload to send, and what is wrong with the tensor if its codec refused it."""
@@ -108,7 +111,8 @@ class EdgeCodecs:
                 codec.drop(moment)
             return None
         if codec is None:
-            return from_bytes(payload.data, payload.type, self._device)
+            # What is shared waits for the end of the step: on the host, where it does not take the device's memory.
+            return from_bytes(payload.data, payload.type, _HOST if edge.direction is Direction.TIED else self._device)
         match edge.direction:
             case Direction.FORWARD:
                 return codec.decode_forward(moment, payload.data)
