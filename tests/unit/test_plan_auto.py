@@ -17,7 +17,7 @@ from fusion_p2p.plan.request import NoPlan, Terms
 from tests.unit.planning_cases import random_chain, random_network
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     num_peers=st.integers(1, 6),
@@ -45,7 +45,7 @@ def test_never_slower_than_another_scheduler(
 
 
 def test_the_same_twice_and_named() -> None:
-    chain, network, terms = random_chain(5, 20), random_network(5, 6, num_sites=2), Terms(8, codec="adatopk")
+    chain, network, terms = random_chain(5, 12), random_network(5, 5, num_sites=2), Terms(8, codec="adatopk")
     found = auto(chain, network, terms)
     assert isinstance(found, Layout)
     assert found == auto(chain, network, terms)
