@@ -8,7 +8,7 @@ wrong types and values out of range are ConfigErrors that name the place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -34,6 +34,8 @@ SchedulerName = Literal["auto", "op-fence", "equal-compute", "equal-number"]
 DEFAULT_RATIO = 100.0
 TRACELESS_RATIO = 7.5
 """What codecs reach that leave no trace in the trained model (int4, `wire.codecs.LADDER`)."""
+KEPT_RATIO = 16.4
+"""What a TopK codec reaches at about the loss of dense training if its mask stays in the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,13 @@ class JobConfig(CommonConfig):
     ratio: Annotated[
         Ratio | None, Help("the most that a policy divides bytes by; default: 100, for adaptive 7.5 (more needs TopK, a trace)")
     ] = None
+    cut_embedding: Annotated[bool, Help("change the model: after each cut it embeds tokens and positions anew")] = False
+    bottleneck: Annotated[PositiveInt | None, Help("change the model: at each cut a learned projection to so many numbers")] = (
+        None
+    )
+    keep_sparsifier: Annotated[bool, Help("make the mask of a TopK codec part of the model, at each cut")] = False
+    finish: Annotated[Fraction, Help("last share of the steps without TopK, on codecs that leave no trace in the model")] = 0.0
+    cuts: Annotated[PositiveInt | None, Help("places of these layers; default: one less than --peers")] = None
     recompute: Annotated[bool, Help("recompute the forward pass to save memory")] = False
 
     def __post_init__(self) -> None:
@@ -158,7 +167,14 @@ class JobConfig(CommonConfig):
         """By how much a policy may divide bytes: by default `adaptive` keeps to codecs that leave no trace in the model."""
         if self.ratio is not None:
             return self.ratio
-        return TRACELESS_RATIO if self.codec == "adaptive" else DEFAULT_RATIO
+        if self.codec != "adaptive":
+            return DEFAULT_RATIO
+        return KEPT_RATIO if self.keep_sparsifier or self.finish else TRACELESS_RATIO
+
+    @property
+    def num_cuts(self) -> int | None:
+        """At how many places cut layers go, if that was said."""
+        return self.cuts
 
     @property
     def micro_batch_size(self) -> int:
@@ -245,10 +261,25 @@ class TrainConfig(JobConfig):
         if self.run is not None and self.resume is not None:
             raise ConfigError("run and resume exclude each other: a resumed run stays in its folder")
 
+    @property
+    def num_cuts(self) -> int | None:
+        """One place fewer than peers, if not said otherwise."""
+        return self.cuts if self.cuts is not None or self.peers is None else self.peers - 1
+
+    @property
+    def finish_after(self) -> int:
+        """The last step before the finish; the last of all without one."""
+        return self.steps - round(self.finish * self.steps)
+
+    def finishing(self) -> TrainConfig:
+        """The same run in its finish."""
+        return replace(self, codec="adaptive", ratio=TRACELESS_RATIO)
+
 
 MODEL_FLAGS = ("layers", "width", "heads", "context", "dropout", "tied")
 FIXED_FOR_A_RUN = (
     *MODEL_FLAGS, "model", "option", "data", "data_option", "batch_size", "micro_batches", "optimiser", "seed", "precision",
+    "cut_embedding", "bottleneck", "keep_sparsifier", "cuts",
 )  # fmt: skip
 """What cannot change when a run is resumed."""
 NOT_STORED = ("run", "resume", "identity", "state_dir", "debug")

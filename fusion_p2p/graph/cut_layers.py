@@ -20,6 +20,8 @@ from fusion_p2p.graph.schema import Argument, Graph, Node, Parameter, Ref, Rule,
 
 PREFIX = "cut"
 """Parameters of inserted layers are called cut.0.project.weight and so on."""
+SENDER, READER = "send", "read"
+"""Last words of the module names of inserted nodes, as in cut.0.send: which side of the cut they are meant for."""
 EMBEDDING_STD = 0.02
 
 
@@ -73,6 +75,18 @@ def cut_values(graph: Graph) -> tuple[int, ...]:
         if len(alive) == 1 and alive <= set(node.outputs) and len(graph.types[node.first].shape) > 1:
             found.append(next(iter(alive)))
     return tuple(found)
+
+
+def narrow_places(graph: Graph) -> tuple[int, ...]:
+    """Indices of the nodes before which a graph with cut layers is meant to be cut, ascending; none if it has none."""
+    before: dict[str, int] = {}
+    for index, node in enumerate(graph.nodes):
+        name, _, side = node.module.rpartition(".")
+        if name.startswith(f"{PREFIX}.") and side == SENDER:
+            before[name] = index + 1
+        elif name.startswith(f"{PREFIX}.") and side == READER:
+            before.setdefault(name, index)
+    return tuple(sorted(before.values()))
 
 
 def insert(graph: Graph, values: Sequence[int], layers: CutLayers) -> Inserted:
@@ -145,24 +159,24 @@ class _Inserting:
         return name
 
     def _layers_after(self, number: int, value: int) -> int:
-        module, shape = f"{PREFIX}.{number}", self.types[value].shape
+        name, shape = f"{PREFIX}.{number}", self.types[value].shape
+        sender, reader = f"{name}.{SENDER}", f"{name}.{READER}"
         if self.layers.rank:
-            value = self._linear(module, "project", value, (*shape[:-1], self.layers.rank))
+            value = self._linear(f"{name}.project", value, (*shape[:-1], self.layers.rank), sender)
         if self.layers.keep:
-            value = self._largest(module, value)
+            value = self._largest(value, sender)
         self.borders.append(value)
         if self.layers.rank:
-            value = self._linear(module, "expand", value, shape)
+            value = self._linear(f"{name}.expand", value, shape, reader)
         if self.layers.embedding:
-            value = self._sum(module, value, self._embedded(module, shape))
+            value = self._sum(value, self._embedded(name, shape, reader), reader)
         return value
 
-    def _linear(self, module: str, part: str, value: int, shape: tuple[int, ...]) -> int:
-        weight = Ref(self.owned[f"{module}.{part}.weight"])
-        arguments: dict[str, Argument] = {"input": Ref(value), "weight": weight, "bias": None}
-        return self._node("linear", arguments, shape, module=f"{module}.{part}")
+    def _linear(self, parameter: str, value: int, shape: tuple[int, ...], module: str) -> int:
+        arguments: dict[str, Argument] = {"input": Ref(value), "weight": self._weights_of(parameter), "bias": None}
+        return self._node("linear", arguments, shape, module=module)
 
-    def _largest(self, module: str, value: int) -> int:
+    def _largest(self, value: int, module: str) -> int:
         """The value times a mask of each place's largest elements: the gradient goes where the mask is."""
         shape, keep = self.types[value].shape, self.layers.keep
         size = self._node("abs", {"self": Ref(value)}, shape, module=module)
@@ -174,11 +188,11 @@ class _Inserting:
         mask = self._node("cast", {"input": Ref(chosen), "dtype": "float32"}, shape, module=module, grad=False)
         return self._node("mul.Tensor", {"self": Ref(value), "other": Ref(mask)}, shape, module=module)
 
-    def _embedded(self, module: str, shape: tuple[int, ...]) -> int:
-        tokens = self._looked_up(module, "tokens", self._token_numbers(module), shape)
+    def _embedded(self, name: str, shape: tuple[int, ...], module: str) -> int:
+        tokens = self._looked_up(f"{name}.tokens", self._token_numbers(module), shape, module)
         arguments: dict[str, Argument] = {"start": 0, "end": shape[1], "step": 1, "dtype": "int64"}
         places = self._node("arange", arguments, (shape[1],), "int64", module=module)
-        return self._sum(module, tokens, self._looked_up(module, "positions", places, shape[1:]))
+        return self._sum(tokens, self._looked_up(f"{name}.positions", places, shape[1:], module), module)
 
     def _token_numbers(self, module: str) -> int:
         """The owner's tokens as an index: bytes travel as bytes."""
@@ -188,17 +202,20 @@ class _Inserting:
         arguments: dict[str, Argument] = {"input": Ref(tokens), "dtype": "int64"}
         return self._node("cast", arguments, self.types[tokens].shape, "int64", module=module)
 
-    def _looked_up(self, module: str, part: str, indices: int, shape: tuple[int, ...]) -> int:
+    def _looked_up(self, parameter: str, indices: int, shape: tuple[int, ...], module: str) -> int:
         arguments: dict[str, Argument] = {
-            "weight": Ref(self.owned[f"{module}.{part}.weight"]),
+            "weight": self._weights_of(parameter),
             "indices": Ref(indices),
             "padding_idx": -1,
             "scale_grad_by_freq": False,
             "sparse": False,
         }
-        return self._node("embedding", arguments, shape, module=f"{module}.{part}")
+        return self._node("embedding", arguments, shape, module=module)
 
-    def _sum(self, module: str, first: int, second: int) -> int:
+    def _weights_of(self, parameter: str) -> Ref:
+        return Ref(self.owned[f"{parameter}.weight"])
+
+    def _sum(self, first: int, second: int, module: str) -> int:
         arguments: dict[str, Argument] = {"self": Ref(first), "other": Ref(second), "alpha": 1}
         return self._node("add.Tensor", arguments, self.types[first].shape, module=module)
 

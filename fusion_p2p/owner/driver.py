@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
+from dataclasses import replace
 
 from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import TrainConfig
@@ -17,6 +18,7 @@ from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
 from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.enlistment import enlist
 from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.narrowing import narrowed
 from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.owner.owned_run import Job, OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
@@ -26,8 +28,6 @@ from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
 
 async def run_train(config: TrainConfig, report: RunReport) -> int:
     """Train to the last step and return 0. FusionError otherwise: RunStopped when the run can be resumed."""
-    from fusion_p2p.peer.joining import join_as_owner  # imports hivemind
-
     data = await asyncio.to_thread(open_data, config)
     fresh = None if config.resume is not None else await asyncio.to_thread(_capture, config, data, report)
     with RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume) as folder:
@@ -37,19 +37,31 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
         if job.state_step >= config.steps:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
             return 0
-        async with join_as_owner(config, report.say) as network:
-            register = functools.partial(
-                enlist,
-                network.transport,
-                network.directory,
-                report=report.say,
-                own_links=OwnLinks(network.identity.peer_id, SystemClock()),
-                no_peers_timeout_s=config.no_peers_timeout_s,
-            )
-            context = RunContext(config, data, folder, report, SystemClock())
-            run = OwnedRun(context, job, network.transport, register)
-            await run.finish()
+        if job.state_step < config.finish_after:
+            await _train(RunContext(config, data, folder, report, SystemClock(), config.finish_after), job)
+            if config.finish_after == config.steps:
+                return 0
+            report.say(f"finish: from step {config.finish_after + 1} on with codecs that leave no trace in the model")
+            job = open_job(config, folder, report)
+        await _train(RunContext(config.finishing(), data, folder, report, SystemClock(), config.steps), job)
     return 0
+
+
+async def _train(context: RunContext, job: Job) -> None:
+    """Train a job to the last step of the context, as a peer of the swarm."""
+    from fusion_p2p.peer.joining import join_as_owner  # imports hivemind
+
+    config, report = context.config, context.report
+    async with join_as_owner(config, report.say) as network:
+        register = functools.partial(
+            enlist,
+            network.transport,
+            network.directory,
+            report=report.say,
+            own_links=OwnLinks(network.identity.peer_id, SystemClock()),
+            no_peers_timeout_s=config.no_peers_timeout_s,
+        )
+        await OwnedRun(context, job, network.transport, register).finish()
 
 
 def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> tuple[Captured, tuple[str, ...]]:
@@ -57,10 +69,14 @@ def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> tuple[Cap
     source = resolve_model(config, data)
     source.module.train()
     captured = capture(source.module, data.example(), source.rules)
-    graph = captured.graph
+    made = narrowed(captured.graph, config, config.num_cuts)
+    graph = made.graph
     numbers = sum(type_.num_elements for type_ in graph.types[graph.first_parameter : graph.first_node_value])
     report.say(f"captured {config.model}: {len(graph.nodes)} operators, {numbers:,} parameters")
-    return captured, tuple(source.module.state_dict())
+    if made.said:
+        report.say(made.said)
+    names = (*source.module.state_dict(), *made.parameters)
+    return replace(captured, graph=graph, weights=captured.weights | made.weights), names
 
 
 def _write_down(folder: RunFolder, captured: Captured, names: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from fusion_p2p.models.catalogue import build
 from fusion_p2p.owner.data import open_data
 from fusion_p2p.owner.factories import is_factory
 from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.narrowing import narrowed
 from fusion_p2p.owner.synthetic import synthetic_example
 from fusion_p2p.plan.bound import bound_s
 from fusion_p2p.plan.chain import chain_of
@@ -78,7 +79,7 @@ def cost_model(config: PlanConfig) -> CostedModel:
         built = build(config.model, config.model_options)
         module, example, rules = built.module, synthetic_example(config, built.module), built.rules
     module.train()
-    graph = capture(module, example, rules).graph
+    graph = narrowed(capture(module, example, rules).graph, config, config.num_cuts).graph
     return CostedModel(config.model, graph, workload(graph), time.perf_counter() - started)
 
 

@@ -205,7 +205,8 @@ class OwnedRun:
     async def _train(self, stage: Stage, links: Links) -> None:
         training = Training(self._transport, stage, links, self._context)
         await training.run()
-        self._folder.ledger.append(entries.End(step=self._config.steps))
+        if self._context.last_step == self._config.steps:
+            self._folder.ledger.append(entries.End(step=self._config.steps))
 
     @contextlib.asynccontextmanager
     async def _linked(self, peers: list[PeerId]) -> AsyncIterator[Links]:

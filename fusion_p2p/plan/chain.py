@@ -14,6 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from fusion_p2p.graph.cut_layers import narrow_places
 from fusion_p2p.graph.kinds import KINDS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import constant_nodes
@@ -179,7 +180,8 @@ def legal_boundaries(graph: Graph) -> tuple[int, ...]:
     """Every b so that nodes before b and nodes from b on may lie in different slices, ascending, without the two ends.
 
     Node b and a node before the first boundary are not constant, so that no slice between boundaries computes nothing; no
-    boundary lies between nodes that read or update one buffer, because an updated buffer lives in one slice.
+    boundary lies between nodes that read or update one buffer, because an updated buffer lives in one slice. A graph with cut
+    layers is cut nowhere else.
     """
     constants = constant_nodes(graph)
     working = [index for index in range(len(graph.nodes)) if index not in constants]
@@ -188,7 +190,9 @@ def legal_boundaries(graph: Graph) -> tuple[int, ...]:
         blocked[first + 1] += 1
         blocked[last + 1] -= 1
     depth = list(accumulate(blocked))
-    return tuple(boundary for boundary in working[1:] if depth[boundary] == 0)
+    legal = tuple(boundary for boundary in working[1:] if depth[boundary] == 0)
+    after = [[boundary for boundary in legal if boundary >= place] for place in narrow_places(graph)]
+    return tuple(sorted({found[0] for found in after if found})) or legal
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ COMMANDS: dict[str, type[CommonConfig]] = {
 COMMON_FLAGS = "network listen announce identity state-dir no-nat log-level debug"
 JOB_FLAGS = (
     "bootstrap join-timeout-s model layers width heads context dropout tied option data data-option batch-size micro-batches "
-    "optimiser momentum seed scheduler pipeline codec ratio recompute"
+    "optimiser momentum seed scheduler pipeline codec ratio recompute "
+    "cut-embedding bottleneck keep-sparsifier finish cuts"
 )
 SURFACE = {
     "bootstrap": "bootstrap no-relay relay-listen relay-reservations relay-circuits relay-duration-s relay-mebibytes",
