@@ -199,6 +199,17 @@ def figures_of(runs: Sequence[Run]) -> dict[str, float]:
     return figures
 
 
+def _by_micro_batches(runs: Sequence[Run]) -> list[list[Run]]:
+    """Plans that compete: for the same batch."""
+    counts = sorted({run.case.micro_batches for run in runs})
+    return [[run for run in runs if run.case.micro_batches == count] for count in counts]
+
+
+def _best_promised_over_best(runs: Sequence[Run]) -> float:
+    """How much slower than the fastest plan that one really is which promised the most."""
+    return min(runs, key=lambda run: run.announced_s).measured_s / min(run.measured_s for run in runs)
+
+
 def _measured_step_s(run: Path) -> float:
     """The median step of a run after its first ones."""
     steps = [json.loads(line)["step_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
