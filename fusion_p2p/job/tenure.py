@@ -3,11 +3,16 @@
     IDLE --Asked--> BUILDING --Built--> PREPARED --StartAsked--> RUNNING
       a refusal, an abort, a stop, or an owner silent for too long leads back to IDLE
 
-The same owner may ask again at any time with a higher (incarnation, epoch): that replaces what was promised before.
+The same owner may ask again at any time with a higher (incarnation, epoch): that replaces what was promised before. A running
+epoch goes on while its successor is prepared *beside* it, until that is started:
+
+    RUNNING e --Asked(e + 1, beside)--> BUILDING e + 1 --Built--> PREPARED e + 1 --StartAsked--> RUNNING e + 1
+      a refusal or an abort of e + 1 leads back to RUNNING e
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -40,18 +45,31 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The claim that is being served, and until when its owner may be silent."""
+    """The newest claim that is being served, and until when its owner may be silent.
+
+    running: the epoch that goes on while `claim` is prepared beside it.
+    """
 
     phase: Phase = Phase.IDLE
     claim: Claim | None = None
     deadline: float = 0.0
+    running: Claim | None = None
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """All claims that something is held for, oldest first."""
+        return tuple(claim for claim in (self.running, self.claim) if claim is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An owner asks to prepare an epoch; like everything promised, that lapses when the owner falls silent."""
+    """An owner asks to prepare an epoch; like everything promised, that lapses when the owner falls silent.
+
+    beside: an earlier epoch of the same incarnation that runs here goes on meanwhile.
+    """
 
     claim: Claim
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +156,7 @@ def step(state: Tenure, event: Event, now: float) -> tuple[Tenure, tuple[Action,
         case Built(claim):
             return _built(state, claim)
         case BuildFailed(claim, reason):
-            return (Tenure(), (SayRefused(claim, reason),)) if claim == state.claim else (state, ())
+            return (_without(state), (SayRefused(claim, reason),)) if claim == state.claim else (state, ())
         case StartAsked(claim):
             return _start(state, claim, now)
         case Ended(claim, reason):
@@ -157,8 +175,21 @@ def _asked(state: Tenure, event: Asked, now: float) -> tuple[Tenure, tuple[Actio
         return state, (SayRefused(asked, f"serving another job ({held.job[:8]})"),)
     if held is not None and asked.age <= held.age:
         return state, (SayRefused(asked, f"serving incarnation {held.incarnation}, epoch {held.epoch} already"),)
-    dropped = () if held is None else (Drop(held, "replaced by a newer epoch"),)
-    return Tenure(Phase.BUILDING, asked, now + OWNER_SILENT_S), (*dropped, Build(asked))
+    deadline = now + OWNER_SILENT_S
+    current = state.claim if state.phase is Phase.RUNNING else state.running
+    if event.beside and current is not None and current.incarnation == asked.incarnation:
+        outdated = _dropped((held,) if held is not None and held != current else (), "replaced by a newer epoch")
+        return Tenure(Phase.BUILDING, asked, deadline, current), (*outdated, Build(asked))
+    return Tenure(Phase.BUILDING, asked, deadline), (*_dropped(state.claims, "replaced by a newer epoch"), Build(asked))
+
+
+def _dropped(claims: Iterable[Claim], reason: str) -> tuple[Drop, ...]:
+    return tuple(Drop(claim, reason) for claim in claims)
+
+
+def _without(state: Tenure) -> Tenure:
+    """The newest claim is given up; what runs beside it goes on."""
+    return Tenure() if state.running is None else Tenure(Phase.RUNNING, state.running, state.deadline)
 
 
 def _built(state: Tenure, claim: Claim) -> tuple[Tenure, tuple[Action, ...]]:
@@ -168,17 +199,24 @@ def _built(state: Tenure, claim: Claim) -> tuple[Tenure, tuple[Action, ...]]:
 
 
 def _start(state: Tenure, claim: Claim, now: float) -> tuple[Tenure, tuple[Action, ...]]:
+    if claim == state.running:
+        return state, (Begin(claim, again=True),)
     if claim != state.claim or state.phase not in (Phase.PREPARED, Phase.RUNNING):
         return state, (SayRefused(claim, "this epoch was not prepared here"),)
+    over = _dropped(state.claims[:-1], "followed by a newer epoch")
     again = state.phase is Phase.RUNNING
-    return replace(state, phase=Phase.RUNNING, deadline=now + OWNER_SILENT_S), (Begin(claim, again),)
+    return Tenure(Phase.RUNNING, claim, now + OWNER_SILENT_S), (*over, Begin(claim, again))
 
 
 def _ended(state: Tenure, claim: Claim, reason: str) -> tuple[Tenure, tuple[Action, ...]]:
     held = state.claim
-    if held is None or (held.owner, held.job) != (claim.owner, claim.job) or claim.age < held.age:
+    if held is None or (held.owner, held.job) != (claim.owner, claim.job):
         return state, ()
-    return Tenure(), (Drop(held, reason),)
+    if claim == state.running:
+        return Tenure(), _dropped(state.claims, reason)
+    if claim.age < held.age:
+        return state, ()
+    return _without(state), (Drop(held, reason),)
 
 
 def _heard(state: Tenure, owner: PeerId, now: float) -> tuple[Tenure, tuple[Action, ...]]:
@@ -190,4 +228,4 @@ def _heard(state: Tenure, owner: PeerId, now: float) -> tuple[Tenure, tuple[Acti
 def _tick(state: Tenure, now: float) -> tuple[Tenure, tuple[Action, ...]]:
     if state.claim is None or now < state.deadline:
         return state, ()
-    return Tenure(), (Drop(state.claim, f"no word from the owner for {OWNER_SILENT_S:g} s"),)
+    return Tenure(), _dropped(state.claims, f"no word from the owner for {OWNER_SILENT_S:g} s")

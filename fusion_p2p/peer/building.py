@@ -1,7 +1,8 @@
 """From an owner's Prepare to slices that are ready to run: fetch, check, allocate. A volunteer trusts nobody here.
 
 Graph and plan are identified by their digests and checked before anything is allocated; the slices must fit into the memory
-that this peer offers. Weights come from the graph's rules, or are fetched from the owner tensor by tensor.
+that this peer offers. Weights come from the graph's rules, or are fetched from the owner tensor by tensor; unless the epoch
+follows one that runs here with the same slices: then it goes on with their states as they lie there.
 """
 
 from __future__ import annotations
@@ -65,26 +66,36 @@ class Bench:
 
 
 async def build_epoch(
-    transport: Transport, bench: Bench, owner: PeerId, prepare: Prepare, progressed: Callable[[], None]
+    transport: Transport,
+    bench: Bench,
+    owner: PeerId,
+    prepare: Prepare,
+    progressed: Callable[[], None],
+    before: BuiltEpoch | None = None,
 ) -> BuiltEpoch:
     """Slices that are ready to run. GraphError, WireError, NetworkError or SliceFailed say why not, in one sentence.
 
-    `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease.
+    `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease. `before` is the epoch
+    of the same job that runs here meanwhile, between two steps.
     """
     async with BlobReader(transport, owner) as reader:
         encoded_graph = await _content(reader, prepare.graph, MAX_GRAPH_BYTES)
         encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
         site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
+        states = await bench.run(_taken_over, before, site.plan, prepare) if before is not None else {}
         tasks: dict[int, SliceTasks] = {}
         for number in site.plan.replicas_of(transport.peer_id):
-            tensors = await _fetch_tensors(site, site.edges[number].slice, reader, prepare, progressed)
-            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, tensors)
+            index = site.edges[number].slice
+            if index not in states:
+                tensors = await _fetch_tensors(site, index, reader, prepare, progressed)
+                states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
+            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
             progressed()
     await _meet(transport, prepare.contacts)
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
     planned = planned_codecs(site.plan, site.edges)
     codecs = {number: EdgeCodecs(site.graph, site.edges[number], planned, bench.device) for number in tasks}
-    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, codecs, prepare.state_step)
+    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, codecs, prepare.settings, prepare.state_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +139,23 @@ def _refuse_what_does_not_fit(
         raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
 
 
-def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceTasks:
+def _taken_over(before: BuiltEpoch, plan: Plan, prepare: Prepare) -> dict[int, SliceState]:
+    """The states, by slice, that the epoch before has as this one needs them. On the compute thread, which changes them."""
+    same = (before.plan.graph, before.plan.slice_of, before.settings) == (plan.graph, plan.slice_of, prepare.settings)
+    return {index: state for index, state in before.states.items() if same and state.step == prepare.state_step}
+
+
+def _state(site: _Site, index: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceState:
+    graph, part = site.graph, site.parts.slices[index]
+    if prepare.state_step:
+        return SliceState.restore(graph, part, prepare.settings, device, prepare.state_step, tensors)
+    weights = {name.removeprefix("parameter/"): tensor for name, tensor in tensors.items()}
+    return SliceState.initial(graph, part, prepare.settings, device, weights)
+
+
+def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, state: SliceState) -> SliceTasks:
     graph, edges = site.graph, site.edges[number]
     part, planned = site.parts.slices[edges.slice], site.plan.slices[edges.slice]
-    if prepare.state_step:
-        state = SliceState.restore(graph, part, prepare.settings, device, prepare.state_step, tensors)
-    else:
-        weights = {name.removeprefix("parameter/"): tensor for name, tensor in tensors.items()}
-        state = SliceState.initial(graph, part, prepare.settings, device, weights)
     executor = SliceExecutor(
         graph,
         part,

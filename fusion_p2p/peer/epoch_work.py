@@ -17,6 +17,7 @@ from fusion_p2p.compress.dense import to_bytes
 from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.handover import Handed
+from fusion_p2p.execute.state import SliceState
 from fusion_p2p.graph.schema import Graph, TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import flow as flows
@@ -30,7 +31,7 @@ from fusion_p2p.peer.tasks import Outcome, SliceTasks
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.codecs import NONE
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment, RunId
-from fusion_p2p.wire.job_messages import Applied, Commit, EvalReport, Failed, Lost, Skip, StepReport
+from fusion_p2p.wire.job_messages import Applied, Commit, EvalReport, Failed, Lost, Skip, StepReport, TrainingSettings
 from fusion_p2p.wire.messages import Message
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class BuiltEpoch:
     edges: tuple[ReplicaEdges, ...]
     tasks: dict[int, SliceTasks]
     codecs: dict[int, EdgeCodecs]
+    settings: TrainingSettings
     state_step: int
 
     @property
@@ -74,6 +76,11 @@ class BuiltEpoch:
     def slices(self) -> tuple[int, ...]:
         """The slices that are executed here."""
         return tuple(self.edges[number].slice for number in self.tasks)
+
+    @property
+    def states(self) -> dict[int, SliceState]:
+        """The states of the slices that are executed here, by slice; they change with every update."""
+        return {self.edges[number].slice: tasks.state for number, tasks in self.tasks.items()}
 
     def flow(self, number: int) -> Flow:
         """A replica of ours before its first step."""

@@ -73,12 +73,18 @@ class JobService:
         self._receiver = ValueReceiver(transport)
         self._tenure = Tenure()
         self._asked: dict[Claim, Prepare] = {}
-        self._engaged: _Engagement | None = None
+        self._engagements: dict[Claim, _Engagement] = {}
+        """What is held, oldest first: one, or one that runs and its successor."""
         self._done_before = 0
         self._voices: dict[PeerId, Voice] = {}
         self._unsettled: dict[str, Message] = {}
         self._group: asyncio.TaskGroup | None = None
         self._released = asyncio.Event()
+
+    @property
+    def _engaged(self) -> _Engagement | None:
+        """The one that counts: what runs, or is the first to."""
+        return next(iter(self._engagements.values()), None)
 
     def observe_rates(self, observed: Callable[[PeerId, float], None]) -> None:
         """Tell `observed` how many bytes per second large values come in with, and from whom."""
@@ -93,7 +99,7 @@ class JobService:
 
     def progress(self) -> int:
         """Tasks done and pieces of values received since the start of the process: alive without progress is suspect."""
-        working = self._engaged.work.progress if self._engaged and self._engaged.work else 0
+        working = sum(engaged.work.progress for engaged in self._engagements.values() if engaged.work is not None)
         return self._done_before + working + self._receiver.chunks_received
 
     def sample(self, *, members: int, coordinating: bool) -> PeerSample:
@@ -171,7 +177,7 @@ class JobService:
             case Prepare():
                 claim = Claim(owner, JobId(message.job), message.incarnation, message.epoch)
                 self._asked[claim] = message
-                self._step(tenures.Asked(claim))
+                self._step(tenures.Asked(claim, message.beside))
                 self._asked.pop(claim, None)
             case Start() | Abort() | Stop() | Commit() | Skip():
                 self._obey_engaged(owner, message)
@@ -181,15 +187,20 @@ class JobService:
                 raise WireError(f"{message.kind} is not for a peer to receive")
 
     def _obey_engaged(self, owner: PeerId, message: Start | Abort | Stop | Commit | Skip) -> None:
-        engaged = self._engaged
-        if engaged is None or engaged.claim.owner != owner:
+        first = self._engaged
+        if first is None or first.claim.owner != owner:
             epoch = message.epoch if isinstance(message, Start) else 0
             self._say(owner, Refused(epoch=epoch, reason="nothing of this run is held here"))
         elif isinstance(message, Stop):
-            if message.job == engaged.claim.job:
-                self._step(tenures.Ended(engaged.claim, message.reason))
-        elif message.epoch != engaged.claim.epoch:
-            log.info("stale %s for epoch=%d, at epoch=%d", message.kind, message.epoch, engaged.claim.epoch)
+            if message.job == first.claim.job:
+                self._step(tenures.Ended(first.claim, message.reason))
+        else:
+            self._obey_in_epoch(message)
+
+    def _obey_in_epoch(self, message: Start | Abort | Commit | Skip) -> None:
+        engaged = next((one for one in self._engagements.values() if one.claim.epoch == message.epoch), None)
+        if engaged is None:
+            log.info("stale %s for epoch=%d", message.kind, message.epoch)
         elif isinstance(message, Start):
             self._step(tenures.StartAsked(engaged.claim))
         elif isinstance(message, Abort):
@@ -207,26 +218,28 @@ class JobService:
     def _act(self, action: tenures.Action) -> None:
         match action:
             case tenures.Build(claim):
-                self._engaged = _Engagement(claim, self._asked[claim])
-                self._engaged.task = self._spawn(functools.partial(self._build, self._engaged))
+                engaged = self._engagements[claim] = _Engagement(claim, self._asked[claim])
+                engaged.task = self._spawn(engaged, functools.partial(self._build, engaged))
             case tenures.SayPrepared(claim):
                 self._say(claim.owner, Prepared(epoch=claim.epoch))
             case tenures.SayRefused(claim, reason):
                 self._say(claim.owner, Refused(epoch=claim.epoch, reason=reason[:1000]))
-                if self._engaged is not None and self._engaged.claim == claim and self._tenure.claim is None:
-                    self._engaged = None
+                if claim not in self._tenure.claims:
+                    self._engagements.pop(claim, None)
             case tenures.Begin(claim, again):
                 if not again:
-                    self._begin()
+                    self._begin(self._engagements[claim])
                 self._say(claim.owner, Started(epoch=claim.epoch))
             case tenures.Drop(claim, reason):
                 log.info("dropping job=%s: %s", claim.job[:8], reason)
-                self._drop()
+                self._drop(claim)
 
     async def _build(self, engaged: _Engagement) -> None:
-        claim = engaged.claim
+        claim, prepare = engaged.claim, engaged.prepare
+        running = self._engagements.get(self._tenure.running) if self._tenure.running is not None else None
+        before = running.built if running is not None else None
         try:
-            built = await build_epoch(self._transport, self._bench, claim.owner, engaged.prepare, self._progressed)
+            built = await build_epoch(self._transport, self._bench, claim.owner, prepare, self._progressed, before)
         except FusionError as error:
             log.warning("cannot take job=%s: %s", claim.job[:8], error)
             self._step(tenures.BuildFailed(claim, str(error)))
@@ -240,15 +253,17 @@ class JobService:
     def _progressed(self) -> None:
         self._done_before += 1
 
-    def _begin(self) -> None:
-        engaged = self._engaged
-        if engaged is not None and engaged.work is not None:
-            engaged.task = self._spawn(engaged.work.run)
+    def _begin(self, engaged: _Engagement) -> None:
+        if engaged.work is not None:
+            engaged.task = self._spawn(engaged, engaged.work.run)
 
-    def _drop(self) -> None:
-        engaged, self._engaged = self._engaged, None
-        self._unsettled.clear()
-        self._released.set()
+    def _drop(self, claim: Claim) -> None:
+        if self._engaged is not None and self._engaged.claim == claim:
+            self._unsettled.clear()
+        engaged = self._engagements.pop(claim, None)
+        if not self._engagements:
+            self._released.set()
+            self._blobs.withdraw_tensors(claim.job)
         if engaged is None:
             return
         self._done_before += engaged.work.progress if engaged.work is not None else 0
@@ -256,7 +271,6 @@ class JobService:
             engaged.task.cancel()
         if engaged.built is not None:
             self._receiver.close_inlet(engaged.built.run)
-            self._blobs.withdraw_tensors(engaged.claim.job)
 
     def _tell(self, message: Message, key: str | None) -> None:
         """Say something to the owner of the job; with a key, until the step is decided."""
@@ -278,19 +292,18 @@ class JobService:
             return None
         return engaged.work.snapshot_bytes(asked.step, asked.name)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def _spawn(self, engaged: _Engagement, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("the job service does not run")
-        return self._group.create_task(self._supervise(work))
+        return self._group.create_task(self._supervise(engaged, work))
 
-    async def _supervise(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _supervise(self, engaged: _Engagement, work: Callable[[], Awaitable[None]]) -> None:
         """A fault of ours in one job must not take the volunteer's process with it: the job ends, the peer lives on."""
-        engaged = self._engaged
         try:
             await work()
         except Exception as error:
             log.exception("job ended by an unexpected error")
-            if engaged is not None and engaged is self._engaged:
+            if engaged is self._engagements.get(engaged.claim):
                 reason = f"unexpected {type(error).__name__}: {error}"[:1000]
                 self._say(engaged.claim.owner, Failed(epoch=engaged.claim.epoch, replica=0, reason=reason))
                 self._step(tenures.Ended(engaged.claim, reason))

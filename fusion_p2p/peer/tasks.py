@@ -12,7 +12,7 @@ from torch import Tensor
 from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.handover import Handed, hand_over
 from fusion_p2p.execute.slice import SliceExecutor, first_non_finite
-from fusion_p2p.execute.state import Snapshot
+from fusion_p2p.execute.state import SliceState, Snapshot
 from fusion_p2p.graph.opset import OPERATOR_ERRORS
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.flow import Task, TaskKind
@@ -39,6 +39,11 @@ class SliceTasks:
     def __init__(self, graph: Graph, edges: ReplicaEdges, executor: SliceExecutor) -> None:
         self._graph, self._edges, self._executor = graph, edges, executor
         self._loss = graph.outputs[0]
+
+    @property
+    def state(self) -> SliceState:
+        """The state of the slice, which the next update changes."""
+        return self._executor.state
 
     def perform(self, task: Task, taken: Mapping[Edge, Handed], decision: Commit | Skip | None) -> Outcome:
         """Run one task with the values it took from the mailbox. SliceFailed or WireError when it cannot be done."""

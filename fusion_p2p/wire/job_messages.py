@@ -75,6 +75,8 @@ class Prepare(Message):
     state_step: Count
     """The slices' state is that after this step; 0: as the graph's rules or the owner's initial weights say."""
     contacts: Annotated[tuple[Contact, ...], Field(max_length=256)]
+    beside: bool = False
+    """The epoch that runs here goes on until this one is started, with the state of the same slices as it lies there."""
 
 
 class Prepared(Message):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from hypothesis.strategies import integers, sampled_from
+from hypothesis.strategies import booleans, integers, sampled_from
 
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.job import tenure as tenures
@@ -66,6 +66,35 @@ def test_a_newer_epoch_replaces_what_was_promised_and_an_older_one_does_not() ->
     assert isinstance(drive(newer, Asked(CLAIM))[1][0], SayRefused)
 
 
+def test_a_running_epoch_goes_on_until_its_successor_is_started() -> None:
+    running, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM))
+    prepared, actions = drive(running, Asked(NEXT, beside=True), Built(NEXT))
+    assert actions == [Build(NEXT), SayPrepared(NEXT)]
+    assert prepared.running == CLAIM
+    started, actions = drive(prepared, StartAsked(NEXT))
+    assert actions == [Drop(CLAIM, "followed by a newer epoch"), Begin(NEXT, again=False)]
+    assert started == Tenure(Phase.RUNNING, NEXT, OWNER_SILENT_S)
+
+
+def test_without_its_successor_an_epoch_runs_as_before() -> None:
+    running, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM))
+    preparing, _ = drive(running, Asked(NEXT, beside=True))
+    refused, actions = drive(preparing, BuildFailed(NEXT, "too large"))
+    assert (refused, actions) == (running, [SayRefused(NEXT, "too large")])
+    aborted, actions = drive(preparing, Built(NEXT), Ended(NEXT, "somebody refused"))
+    assert (aborted, actions[1:]) == (running, [Drop(NEXT, "somebody refused")])
+    assert drive(aborted, StartAsked(NEXT))[1] == [SayRefused(NEXT, "this epoch was not prepared here")]
+
+
+def test_the_end_of_a_running_epoch_is_the_end_of_its_successor() -> None:
+    state, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM), Asked(NEXT, beside=True), Built(NEXT))
+    assert drive(state, Ended(CLAIM, "stopped")) == (Tenure(), [Drop(CLAIM, "stopped"), Drop(NEXT, "stopped")])
+    later = Claim(OWNER, CLAIM.job, 2, 3)
+    assert drive(state, Asked(later, beside=True))[1] == [
+        Drop(CLAIM, "replaced by a newer epoch"), Drop(NEXT, "replaced by a newer epoch"), Build(later)
+    ]  # fmt: skip
+
+
 def test_a_failed_build_is_refused_with_its_reason_and_the_peer_is_free() -> None:
     state, actions = drive(Tenure(), Asked(CLAIM), BuildFailed(CLAIM, "needs 3.1 GiB more"))
     assert actions[-1] == SayRefused(CLAIM, "needs 3.1 GiB more")
@@ -88,15 +117,16 @@ def test_only_the_owner_of_the_claim_ends_it() -> None:
 
 
 class TenureMachine(RuleBasedStateMachine):
-    """Whatever arrives, one claim at most is built and not dropped, and nothing runs that was not built."""
+    """Whatever arrives, what is built and not dropped is one claim, or one that runs and one beside; nothing unbuilt runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state, self.now = Tenure(), 0.0
         self.held: set[Claim] = set()
         self.built: set[Claim] = set()
+        self.running: set[Claim] = set()
 
-    claims = sampled_from([CLAIM, NEXT, STRANGER, Claim(OWNER, CLAIM.job, 2, 1)])
+    claims = sampled_from([CLAIM, NEXT, STRANGER, Claim(OWNER, CLAIM.job, 1, 3), Claim(OWNER, CLAIM.job, 2, 1)])
 
     def feed(self, event: tenures.Event) -> None:
         self.state, actions = tenures.step(self.state, event, self.now)
@@ -106,14 +136,16 @@ class TenureMachine(RuleBasedStateMachine):
                     self.held.add(claim)
                 case Drop(claim):
                     self.held.discard(claim)
+                    self.running.discard(claim)
                 case SayRefused(claim) if isinstance(event, BuildFailed):
                     self.held.discard(claim)
                 case Begin(claim):
                     assert claim in self.held & self.built
+                    self.running.add(claim)
 
-    @rule(claim=claims)
-    def ask(self, claim: Claim) -> None:
-        self.feed(Asked(claim))
+    @rule(claim=claims, beside=booleans())
+    def ask(self, claim: Claim, beside: bool) -> None:
+        self.feed(Asked(claim, beside))
 
     @rule(claim=claims)
     def build(self, claim: Claim) -> None:
@@ -140,8 +172,11 @@ class TenureMachine(RuleBasedStateMachine):
         self.feed(Tick())
 
     @invariant()
-    def one_claim(self) -> None:
-        assert self.held == ({self.state.claim} if self.state.claim else set())
+    def held_is_claimed(self) -> None:
+        assert self.held == set(self.state.claims)
+        assert len(self.running) <= 1
+        if len(self.held) == 2:
+            assert self.running == {self.state.running}
 
 
 TestTenureMachine = TenureMachine.TestCase
