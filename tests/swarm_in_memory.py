@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import TrainConfig
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.graph.capture import capture
-from fusion_p2p.graph.encoding import encode_graph
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import PeerId, digest_of
@@ -22,9 +21,10 @@ from fusion_p2p.job.progress import RunSnapshot
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.owner.data import DataSet, open_data
-from fusion_p2p.owner.driver import open_job
+from fusion_p2p.owner.driver import open_job, write_down
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.model_source import resolve_model
+from fusion_p2p.owner.narrowing import narrowed
 from fusion_p2p.owner.owned_run import OwnedRun
 from fusion_p2p.owner.run_folder import RunFolder
 from fusion_p2p.owner.training import RunContext
@@ -131,9 +131,10 @@ async def owner(
     slices: Callable[[Graph], Sequence[int]],
     helpers: Sequence[Volunteer],
     arrange: Callable[[Plan, Sequence[PeerId]], Plan] = lambda plan, peers: plan,
+    until: int | None = None,
     **options: int,
 ) -> AsyncIterator[Owner]:
-    """The owner of a new run whose cut is `slices(graph)`; the plan comes by hand instead of from a coordinator.
+    """The owner of a run, up to step `until`, whose cut is `slices(graph)`; the plan comes by hand, not from a coordinator.
 
     `arrange` may change the plan, in which each slice has one member.
     """
@@ -143,7 +144,9 @@ async def owner(
         if config.resume is None:
             source = resolve_model(config, data)
             captured = capture(source.module, data.example(), source.rules)
-            folder.write_model(encode_graph(captured.graph), tuple(source.module.state_dict()), captured.unused)
+            made = narrowed(captured.graph, config, config.num_cuts)
+            captured = replace(captured, graph=made.graph, weights=captured.weights | made.weights)
+            write_down(folder, captured, (*source.module.state_dict(), *made.parameters))
         job = open_job(config, folder, recorder)
         peers = [volunteer.peer for volunteer in helpers]
         plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), peers, config, **options)
@@ -153,7 +156,7 @@ async def owner(
             contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)
             return Enlisted(plan=plan, coordinator=peers[0].peer_id, term=1, contacts=contacts)
 
-        context = RunContext(config, data, folder, recorder, SystemClock())
+        context = RunContext(config, data, folder, recorder, SystemClock(), until)
         run = OwnedRun(context, job, network.join().transport, by_hand)
         yield Owner(run, recorder, folder, data)
 

@@ -32,7 +32,7 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
     fresh = None if config.resume is not None else await asyncio.to_thread(_capture, config, data, report)
     with RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume) as folder:
         if fresh is not None:
-            _write_down(folder, *fresh)
+            write_down(folder, *fresh)
         job = open_job(config, folder, report)
         if job.state_step >= config.steps:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
@@ -79,7 +79,7 @@ def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> tuple[Cap
     return replace(captured, graph=graph, weights=captured.weights | made.weights), names
 
 
-def _write_down(folder: RunFolder, captured: Captured, names: tuple[str, ...]) -> None:
+def write_down(folder: RunFolder, captured: Captured, names: tuple[str, ...]) -> None:
     """Keep what a resumed run needs: the graph, and first values that follow from no rule, as the checkpoint of step 0."""
     encoded = encode_graph(captured.graph)
     unruled = [parameter.name for parameter in captured.graph.parameters if parameter.rule is None]
