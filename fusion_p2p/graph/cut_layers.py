@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.schema import Argument, Graph, Node, Parameter, Ref, Rule, Scalar, TensorType
 
 PREFIX = "cut"
 """Parameters of inserted layers are called cut.0.project.weight and so on."""
+State = Literal["impossible", "possible", "inserted", "masks"]
+"""What there is of cut layers in a graph; `masks`: also masks of the largest elements."""
 SENDER, READER = "send", "read"
 """Last words of the module names of inserted nodes, as in cut.0.send: which side of the cut they are meant for."""
 EMBEDDING_STD = 0.02
@@ -87,6 +90,16 @@ def narrow_places(graph: Graph) -> tuple[int, ...]:
         elif name.startswith(f"{PREFIX}.") and side == READER:
             before.setdefault(name, index)
     return tuple(sorted(before.values()))
+
+
+def state_of(graph: Graph) -> State:
+    """Whether a graph has cut layers, or could have those that a slow network calls for."""
+    if narrow_places(graph):
+        masks = any(node.op == "topk" and node.module.startswith(f"{PREFIX}.") for node in graph.nodes)
+        return "masks" if masks else "inserted"
+    looks_up = any(node.op == "embedding" for node in graph.nodes)
+    places = any(len(graph.types[value].shape) == 3 for value in cut_values(graph))
+    return "possible" if looks_up and places else "impossible"
 
 
 def insert(graph: Graph, values: Sequence[int], layers: CutLayers) -> Inserted:

@@ -44,6 +44,7 @@ def in_words(figures: Forecast, network: Network | None = None) -> tuple[str, ..
         *_tied_lines(figures),
         *_idle_lines(figures),
         *_traded(figures),
+        *_advice(figures),
     )
 
 
@@ -147,6 +148,20 @@ def _traded(figures: Forecast) -> Iterator[str]:
         effect = (
             "the model learns to live with what is dropped there, so without the codec it is worse than it looks in training"
         )
+    if families & SPARSE and figures.cut_layers == "masks":
+        effect = "what is dropped there is dropped by the exported model, too: the masks are part of it"
     if "topk-independent" in families or "topk-paper" in families:
         effect = "gradients there are not those of what was computed, which is known to train badly"
     yield f"traded: {len(lossy)} of {crossing} edges carry {saved:.1f}x fewer bytes; {effect}"
+
+
+def _advice(figures: Forecast) -> Iterator[str]:
+    """One sentence on cut layers where a link is what limits the step."""
+    limit = figures.limit
+    if limit is None or limit.source == limit.target or limit.busy < MOSTLY_BUSY or figures.cut_layers != "possible":
+        return
+    yield (
+        "advice: a link limits this plan; --cut-embedding --bottleneck RANK with --codec int8 sends about 31 times less than "
+        "float32 at an eighth of the width, and changes the model: each cut gets a projection and an embedding, which are "
+        "trained and exported with it"
+    )

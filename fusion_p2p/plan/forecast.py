@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusion_p2p.graph.cut_layers import State, state_of
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
 from fusion_p2p.ids import PeerId
@@ -88,6 +89,7 @@ class Forecast:
     idle: tuple[tuple[PeerId, str], ...]
     limit: Limit | None = None
     bound_s: float | None = None
+    cut_layers: State = "impossible"
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -128,6 +130,7 @@ def forecast_of(
         tied=tuple(_tied(graph, parts)),
         idle=plan.idle,
         limit=None if network is None or timeline is None else _limit(plan, network, timeline),
+        cut_layers=state_of(graph),
     )
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fusion_p2p.graph.cut_layers import State
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.plan.charts import draw
 from fusion_p2p.plan.explain import explain, in_words, seconds, short_peer, size
-from fusion_p2p.plan.forecast import forecast
+from fusion_p2p.plan.forecast import Limit, forecast
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.pipelines import pipeline_of_plan
@@ -131,6 +132,28 @@ def test_what_a_lossy_codec_trades_is_one_sentence(codec: str, words: str):
     assert words in traded[0]
     assert "1 of 1 edges" in traded[0]
     assert any("x smaller" in line for line in lines)
+
+
+def test_a_mask_that_is_part_of_the_model_is_not_called_a_loss():
+    plan = replace(PLAN, edges=(replace(PLAN.edges[0], codec="topk:4"),))
+    lines = in_words(replace(made(plan), cut_layers="masks"))
+    assert any(line.startswith("traded: ") and "the masks are part of it" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("target", "busy", "state", "advised"),
+    [
+        (1, 0.95, "possible", True),
+        (1, 0.5, "possible", False),
+        (0, 0.95, "possible", False),
+        (1, 0.95, "impossible", False),
+        (1, 0.95, "inserted", False),
+    ],
+    ids=["busy link", "idle link", "device", "no places", "has them"],
+)
+def test_cut_layers_are_advised_where_a_link_limits(target: int, busy: float, state: State, advised: bool):
+    lines = in_words(replace(made(), limit=Limit(0, target, busy), cut_layers=state))
+    assert any("--bottleneck RANK" in line for line in lines) == advised
 
 
 def test_a_codec_that_does_not_apply_trades_nothing():
