@@ -91,8 +91,8 @@ class _Attempt:
                 self._links.settle_all("epoch")
                 self.ended = True
             case epochs.SendAbort(epoch, peers, reason):
+                self._links.settle_all("epoch")
                 for peer in peers:
-                    self._links.settle(peer, "epoch")
                     self._links.say(peer, Abort(epoch=epoch, reason=reason[:1000]))
                 self.ended, self.reason = True, reason
             case epochs.ProposalRefused(reason):

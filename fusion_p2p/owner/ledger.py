@@ -1,7 +1,7 @@
 """The ledger of a run: what counts. One JSON line per fact, on the disk before anyone is told of it.
 
     opened      an owner process began (or resumed) the run: its incarnation
-    start       an epoch runs; the slices' state is that after step `state_step`
+    start       an epoch runs; the slices' state is that after step `state_step`; its plan, and the codecs of its edges in order
     commit      a step counts, with this clip coefficient and learning rate
     skip        a step does not count (its loss or gradient was not finite)
     checkpoint  the state after a step is on the owner's disk
@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fusion_p2p.errors import ConfigError
-from fusion_p2p.wire.messages import Count, DigestText, JobName, PeerName, Record
+from fusion_p2p.wire.messages import Count, DigestText, JobName, PeerName, Record, Text
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -39,6 +39,7 @@ class Start(Record):
     plan: DigestText
     coordinator: PeerName
     term: Count
+    codecs: tuple[Text, ...] = ()
 
 
 class Commit(Record):

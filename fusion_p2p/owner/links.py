@@ -7,7 +7,7 @@ reports, so a reset loses nothing. A peer that cannot be reached again, or says 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
@@ -47,8 +47,13 @@ class Links:
         self._transport = transport
         self._outgoing: dict[PeerId, asyncio.Queue[Message]] = {peer: asyncio.Queue() for peer in peers}
         self._unsettled: dict[PeerId, dict[str, Message]] = {peer: {} for peer in self._outgoing}
-        self._gone: set[PeerId] = set()
+        self._gone: dict[PeerId, str] = {}
         self._dismissing = False
+
+    @property
+    def gone(self) -> Mapping[PeerId, str]:
+        """Peers that are lost to this run, and why."""
+        return self._gone
 
     async def run(self) -> None:
         """Keep all streams open until cancelled."""
@@ -74,10 +79,10 @@ class Links:
     async def dismiss(self, last_word: Message) -> None:
         """Say this to every peer that is not gone, and wait until each has ended its stream: so it was heard."""
         self._dismissing = True
-        staying = self._outgoing.keys() - self._gone
+        staying = self._outgoing.keys() - self._gone.keys()
         for peer in staying:
             self.say(peer, last_word, until_settled="dismissed")
-        while staying - self._gone:
+        while staying - self._gone.keys():
             await self.inbox.get()
 
     async def _keep(self, peer: PeerId) -> None:
@@ -94,7 +99,7 @@ class Links:
             self._give_up(peer, str(error))
 
     def _give_up(self, peer: PeerId, reason: str) -> None:
-        self._gone.add(peer)
+        self._gone[peer] = reason
         self.inbox.put_nowait(Gone(peer, reason))
 
     async def _use(self, peer: PeerId, messages: MessageStream) -> None:

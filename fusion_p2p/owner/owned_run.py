@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusion_p2p.compress.dense import to_bytes
 from fusion_p2p.errors import AddressError, GraphError, NetworkError, RunStopped, WireError
@@ -20,6 +20,7 @@ from fusion_p2p.job.topology import ReplicaEdges, replica_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
+from fusion_p2p.owner.changing import Change, Changes, Finish, in_words
 from fusion_p2p.owner.checkpoint import Checkpoint
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.epoch_start import EpochStart
@@ -89,6 +90,7 @@ class OwnedRun:
         self._holders: frozenset[PeerId] = frozenset()
         started = self._folder.ledger.history.start
         self._starting = EpochStart(context.clock, started.epoch if started is not None else 0)
+        self._changes = Changes([Finish(context.config.finish_after)])
 
     async def finish(self) -> None:
         """Train to the last step. RunStopped says why not, what is kept, and the command that resumes."""
@@ -133,28 +135,33 @@ class OwnedRun:
 
     async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
         """Start the proposal's epoch and train in it; False when it could not be started."""
+        enlisted = replace(enlisted, plan=self._changes.started(self._job.state_step, enlisted.plan))
         try:
             draft = await asyncio.to_thread(self._understand, enlisted)
         except (GraphError, WireError) as error:
             return self._wait(f"the plan of {enlisted.coordinator} is refused: {error}")
-        self._folder.write_plan(enlisted.plan, draft.explanation)
         for line in draft.explanation:
             self._report.say(line)
         peers = enlisted.plan.peers
         self._holders = peers
         await self._meet(enlisted.contacts)
         async with self._linked(sorted(peers)) as links:
-            proposed = epochs.Proposed(enlisted.term, enlisted.coordinator, self._starting.state.epoch, peers)
-            order = self._order(graph, enlisted)
-            reason = await self._starting.start(links, proposed, order, self._recorder(order, enlisted))
+            order = self._order(graph, enlisted, self._job.state_step)
+            reason = await self._start(links, order, enlisted, draft)
             if reason is not None:
                 return self._wait(f"the plan could not be started: {reason}")
-            run = RunId(self._job.job, self._job.incarnation, self._starting.state.epoch)
-            stage = Stage(
-                run, self._job.graph, enlisted.plan, draft.parts, draft.edges, self._job.settings, self._job.state_step
-            )
-            await self._train(stage, links)
+            await self._train(self._stage(order, enlisted, draft), links, enlisted, graph)
         return True
+
+    async def _start(self, links: Links, order: Prepare, enlisted: Enlisted, draft: _Draft) -> str | None:
+        """Start the epoch of an order; or why that could not be done."""
+        base = self._starting.state.epoch
+        proposed = epochs.Proposed(enlisted.term, enlisted.coordinator, base, enlisted.plan.peers)
+        return await self._starting.start(links, proposed, order, self._recorder(order, enlisted, draft))
+
+    def _stage(self, order: Prepare, enlisted: Enlisted, draft: _Draft) -> Stage:
+        run = RunId(self._job.job, self._job.incarnation, order.epoch)
+        return Stage(run, self._job.graph, enlisted.plan, draft.parts, draft.edges, self._job.settings, order.state_step)
 
     def _wait(self, reason: str) -> bool:
         self._report.say(f"waiting: {reason}")
@@ -177,7 +184,7 @@ class OwnedRun:
 
         await asyncio.gather(*(dial(contact) for contact in contacts))
 
-    def _order(self, graph: Content, enlisted: Enlisted) -> Prepare:
+    def _order(self, graph: Content, enlisted: Enlisted, state_step: int, *, beside: bool = False) -> Prepare:
         """What every peer is asked to prepare; its epoch is the one that is given out when it is sent."""
         encoded = encode_plan(enlisted.plan)
         return Prepare(
@@ -187,26 +194,56 @@ class OwnedRun:
             graph=graph,
             plan=Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded)),
             settings=self._job.settings,
-            state_step=self._job.state_step,
+            state_step=state_step,
             contacts=enlisted.contacts,
+            beside=beside,
         )
 
-    def _recorder(self, order: Prepare, enlisted: Enlisted) -> Callable[[], None]:
-        """Writes the start of the epoch into the ledger."""
+    def _recorder(self, order: Prepare, enlisted: Enlisted, draft: _Draft) -> Callable[[], None]:
+        """Keeps the plan and writes the start of its epoch into the ledger."""
         start = entries.Start(
             epoch=order.epoch,
             state_step=order.state_step,
             plan=order.plan.digest,
             coordinator=enlisted.coordinator,
             term=enlisted.term,
+            codecs=tuple(edge.codec for edge in enlisted.plan.edges),
         )
-        return lambda: self._folder.ledger.append(start)
 
-    async def _train(self, stage: Stage, links: Links) -> None:
-        training = Training(self._transport, stage, links, self._context)
-        await training.run()
+        def record() -> None:
+            self._folder.write_plan(enlisted.plan, draft.explanation, order.epoch)
+            self._folder.ledger.append(start)
+
+        return record
+
+    async def _train(self, stage: Stage, links: Links, enlisted: Enlisted, graph: Content) -> None:
+        """Train to the last step, epoch after epoch."""
+        while True:
+            change = await Training(self._transport, stage, links, self._context, self._changes).run()
+            if change is None:
+                break
+            stage = await self._changed(stage, change, links, enlisted, graph)
         if self._context.last_step == self._config.steps:
             self._folder.ledger.append(entries.End(step=self._config.steps))
+
+    async def _changed(self, stage: Stage, change: Change, links: Links, enlisted: Enlisted, graph: Content) -> Stage:
+        """Go on in a new epoch under another plan for the same slices, or in this one when a peer refuses.
+
+        RunStopped when the peers are in neither.
+        """
+        changed = replace(enlisted, plan=change.plan)
+        draft = await asyncio.to_thread(self._understand, changed)
+        order = self._order(graph, changed, change.after, beside=True)
+        reason = await self._start(links, order, changed, draft)
+        if reason is None:
+            self._report.say(f"new plan after step {change.after}: {in_words(stage.plan, change.plan)}")
+            return self._stage(order, changed, draft)
+        started = self._folder.ledger.history.start
+        if links.gone or (started is not None and started.epoch == order.epoch):
+            raise RunStopped(f"the plan could not be changed: {reason}")
+        self._report.say(f"the plan stays as it is: {reason}")
+        self._changes.refused(change)
+        return replace(stage, state_step=change.after)
 
     @contextlib.asynccontextmanager
     async def _linked(self, peers: list[PeerId]) -> AsyncIterator[Links]:

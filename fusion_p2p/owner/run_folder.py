@@ -4,6 +4,7 @@ config.toml    the resolved configuration          ledger.jsonl   what counts (l
 graph.fusion   the captured graph                  metrics.jsonl  one line a step (metrics.py)
 plan.json      the newest plan                     loss.png       the loss curve
 plan.txt       the same, explained                 checkpoint/    the newest two (checkpoint.py)
+plans/         the plan of every epoch
 names.json     names of the module's state_dict    untouched.safetensors   what of it the loss does not read
 log.txt        log lines                           lock           pid of the owner process
 """
@@ -36,6 +37,7 @@ UNTOUCHED = "untouched.safetensors"
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoint"
+PLANS = "plans"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGE_LOG = logging.getLogger("fusion_p2p")
 
@@ -98,9 +100,12 @@ class RunFolder:
         """The encoded graph of a resumed run."""
         return (self.path / GRAPH).read_bytes()
 
-    def write_plan(self, plan: Plan, explanation: Sequence[str]) -> None:
-        """Keep the newest plan, for programs and for people."""
-        write_file(self.path / "plan.json", json.dumps(asdict(plan)).encode())
+    def write_plan(self, plan: Plan, explanation: Sequence[str], epoch: int) -> None:
+        """Keep the plan of an epoch, and show it as the newest, for programs and for people."""
+        encoded = json.dumps(asdict(plan)).encode()
+        (self.path / PLANS).mkdir(exist_ok=True)
+        write_file(self.path / PLANS / f"epoch-{epoch}.json", encoded)
+        write_file(self.path / "plan.json", encoded)
         write_file(self.path / "plan.txt", ("\n".join(explanation) + "\n").encode())
 
     def close(self) -> None:

@@ -28,9 +28,11 @@ from fusion_p2p.job.topology import ReplicaEdges
 from fusion_p2p.job.transaction import Terms, Transaction
 from fusion_p2p.net.base import Transport
 from fusion_p2p.owner import ledger as entries
+from fusion_p2p.owner.changing import Change, Changes
 from fusion_p2p.owner.collecting import collect, collection
 from fusion_p2p.owner.data import DataSet
 from fusion_p2p.owner.feeding import Feeder
+from fusion_p2p.owner.hearing import Hearing
 from fusion_p2p.owner.links import Gone, Heard, Links
 from fusion_p2p.owner.run_folder import RunFolder
 from fusion_p2p.plan.plan import Plan, Replica
@@ -41,7 +43,7 @@ from fusion_p2p.wire.job_messages import (
     EvalReport,
     Failed,
     Lost,
-    Pulse,
+    Prepared,
     Refused,
     Skip,
     Started,
@@ -50,9 +52,6 @@ from fusion_p2p.wire.job_messages import (
 )
 from fusion_p2p.wire.messages import Message
 
-STALL_S = 60.0
-STALL_STEPS = 10.0
-"""No task done anywhere for max(STALL_S, STALL_STEPS x the longest step so far): something hangs."""
 DECISION = "decision"
 
 
@@ -109,7 +108,9 @@ class Stage:
 class Training:
     """Runs steps until the last one. RunStopped when a peer or slice is lost; nothing is half-committed then."""
 
-    def __init__(self, transport: Transport, stage: Stage, links: Links, context: RunContext) -> None:
+    def __init__(self, transport: Transport, stage: Stage, links: Links, context: RunContext, changes: Changes) -> None:
+        self._changes = changes
+        self._change: Change | None = None
         self._transport, self._stage, self._links, self._config = transport, stage, links, context.config
         self._data, self._folder, self._report, self._clock = context.data, context.folder, context.report, context.clock
         config, data, clock = context.config, context.data, context.clock
@@ -128,20 +129,20 @@ class Training:
         self._validation: dict[int, float] = {}
         self._validation_loss: float | None = None
         self._collecting: asyncio.Task[Path] | None = None
-        self._fetching = False
-        self._progress: dict[PeerId, int] = {}
-        self._moved = clock.now()
-        self._longest_s = stage.plan.predicted_step_s
+        self._hearing = Hearing(links, clock, stage.describe, stage.plan.predicted_step_s)
         self._fed = stage.state_step
 
-    async def run(self) -> None:
-        """Train to the last step, keep its checkpoint, and draw the loss curve."""
+    async def run(self) -> Change | None:
+        """Train to the last step, or to one after which the plan changes; keep the checkpoint of what was trained."""
         async with self._feeding():
             if self._validates(self._stage.state_step) and self._stage.state_step == 0:
                 await self._validate(0)
             for step in range(self._stage.state_step + 1, self._last_step + 1):
                 await self._run_step(step)
+                if self._change is not None:
+                    break
             await self._collected()
+        return self._change
 
     @contextlib.asynccontextmanager
     async def _feeding(self) -> AsyncIterator[None]:
@@ -160,12 +161,14 @@ class Training:
         decision = await self._decided()
         await self._collected()
         self._publish(decision)
-        if step < self._last_step and not self._validates(step):
+        self._change = self._changes.wanted(step, self._stage.plan) if step < self._last_step else None
+        if step < self._last_step and self._change is None and not self._validates(step):
             self._feed(step + 1)
         while self._transaction.step == step:
-            self._act(await self._hear())
+            self._act(await self._hearing.next())
         step_s = self._clock.now() - begun
-        self._longest_s = max(self._longest_s, step_s)
+        self._hearing.longest_s = max(self._hearing.longest_s, step_s)
+        self._changes.took(self._stage.plan, step_s)
         if self._checkpoints(step):
             self._collecting = asyncio.create_task(collect(self._transport, self._what, step, self._folder.checkpoints))
         if self._validates(step):
@@ -179,7 +182,7 @@ class Training:
 
     async def _decided(self) -> transactions.Decide:
         while self._decision is None:
-            self._act(await self._hear())
+            self._act(await self._hearing.next())
         decision, self._decision = self._decision, None
         return decision
 
@@ -217,9 +220,9 @@ class Training:
         self._folder.ledger.append(entries.CheckpointWritten(step=int(path.name.rpartition("-")[2])))
 
     async def _while_heard(self, task: asyncio.Task[Path]) -> Path:
-        self._fetching = True
+        self._hearing.patient = True
         while not task.done():
-            hearing = asyncio.create_task(self._hear())
+            hearing = asyncio.create_task(self._hearing.next())
             try:
                 await asyncio.wait([task, hearing], return_when=asyncio.FIRST_COMPLETED)
                 if hearing.done():
@@ -227,7 +230,7 @@ class Training:
             finally:
                 if not hearing.done():
                     hearing.cancel()
-        self._fetching = False
+        self._hearing.patient = False
         return task.result()
 
     async def _validate(self, step: int) -> None:
@@ -237,7 +240,7 @@ class Training:
         self._validating = step + 1
         self._feeder.feed_validation(step + 1, count)
         while len(self._validation) < count:
-            self._act(await self._hear())
+            self._act(await self._hearing.next())
         self._validation_loss = sum(self._validation.values()) / count
 
     def _validates(self, step: int) -> bool:
@@ -246,26 +249,6 @@ class Training:
 
     def _checkpoints(self, step: int) -> bool:
         return step % self._config.checkpoint_every == 0 or step == self._last_step
-
-    async def _hear(self) -> Heard:
-        """The next thing a peer says. RunStopped when one is gone, has failed, or nothing moves any more."""
-        while True:
-            if self._fetching:  # whose every wait has a deadline of its own
-                self._moved = self._clock.now()
-            allowed = max(STALL_S, STALL_STEPS * self._longest_s) - (self._clock.now() - self._moved)
-            try:
-                async with asyncio.timeout(max(allowed, 0.0)):
-                    heard = await self._links.inbox.get()
-            except TimeoutError:
-                raise RunStopped(f"no task was finished for {self._clock.now() - self._moved:.0f} s") from None
-            if isinstance(heard, Gone):
-                raise RunStopped(f"{self._stage.describe(heard.peer)} was lost: {heard.reason}")
-            if not isinstance(heard.message, Pulse):
-                self._moved = self._clock.now()
-                return heard
-            if heard.message.progress != self._progress.get(heard.peer):
-                self._progress[heard.peer] = heard.message.progress
-                self._moved = self._clock.now()
 
     def _act(self, heard: Heard) -> None:
         """Take in one message. RunStopped when the peer breaks the protocol or reports the end of something."""
@@ -276,6 +259,10 @@ class Training:
 
     def _take(self, peer: PeerId, message: Message) -> None:
         match message:
+            case Prepared() | Started():
+                pass
+            case StepReport(epoch=epoch) | Applied(epoch=epoch) | EvalReport(epoch=epoch) if epoch < self._stage.run.epoch:
+                pass  # said again by a peer whose stream was reset while that epoch ended
             case StepReport() as report if self._holds(peer, report.replica, report.epoch):
                 if report.step in (self._transaction.step, self._transaction.step + 1):
                     self._reports[report.step][report.replica] = report
@@ -292,10 +279,10 @@ class Training:
                 raise RunStopped(f"{self._stage.describe(peer)} failed: {reason}")
             case Lost(peer=other, reason=reason):
                 raise RunStopped(f"{self._stage.describe(PeerId(other))} was lost to {peer}: {reason}")
+            case Refused(epoch=epoch) if epoch not in (0, self._stage.run.epoch):
+                pass  # a change of the plan that another peer had refused before
             case Refused(reason=reason):
                 raise RunStopped(f"{self._stage.describe(peer)} no longer serves this run: {reason}")
-            case Started():
-                pass
             case other:
                 raise WireError(f"unexpected {other.kind}")
 
