@@ -112,8 +112,13 @@ def test_words_name_members_idle_peers_and_the_bound():
     assert "slice 1 on B/0/gpu + B/1/gpu: " in text
     assert "idle C/0/gpu, C/1/gpu: too slow" in text
     assert "idle C/2/gpu: too far" in text
-    assert "bound: no plan takes less than 1.00 s" in text
+    assert "bound: a chain of single peers takes at least 1.00 s" in text
     assert "traded" not in text
+
+
+def test_a_bound_that_replicas_beat_is_not_called_one():
+    figures = made(world=network())
+    assert not any(line.startswith("bound") for line in in_words(replace(figures, bound_s=1.01 * figures.step_s), network()))
 
 
 @pytest.mark.parametrize(
