@@ -48,7 +48,9 @@ def narrowed(graph: Graph, config: JobConfig, cuts: int | None) -> Narrowed:
         raise ConfigError(str(error)) from None
     weights = initial_projections(made.projections, config.seed)
     added = tuple(parameter.name for parameter in made.graph.parameters[len(graph.parameters) :])
-    return Narrowed(made.graph, weights, added, f"inserted at {len(places)} cuts: {_described(layers, width)}")
+    after = ", ".join(_module_of(graph, value) for value in places)
+    said = f"inserted at {len(places)} cuts, after {after}: {_described(layers, width)}"
+    return Narrowed(made.graph, weights, added, said)
 
 
 def sparse_ratio(config: JobConfig) -> float:
@@ -62,6 +64,23 @@ def sparse_ratio(config: JobConfig) -> float:
     return parse(text).ratio
 
 
+def _module_of(graph: Graph, value: int) -> str:
+    """The module that a value leaves, or the last one before."""
+    found = ""
+    for node in graph.nodes:
+        found = node.module or found
+        if value in node.outputs:
+            break
+    return found or "the inputs"
+
+
+def _leaves_its_module(graph: Graph, value: int) -> bool:
+    """Whether all that read a value lie outside of the module that makes it: there a layer fits between two modules."""
+    inside = _module_of(graph, value)
+    readers = (node.module for node in graph.nodes if value in node.reads())
+    return not any(f"{reader}.".startswith(f"{inside}.") for reader in readers)
+
+
 def _kept(config: JobConfig, width: int) -> int:
     """Numbers of each place that a mask keeps: never more than the codec sends."""
     return max(1, int(width / sparse_ratio(config))) if config.keep_sparsifier else 0
@@ -72,6 +91,8 @@ def _equal_places(graph: Graph, cuts: int) -> list[int]:
     values = [value for value in cut_values(graph) if len(graph.types[value].shape) == 3]
     widths = Counter(graph.types[value].shape[-1] for value in values)
     values = [value for value in values if graph.types[value].shape[-1] == widths.most_common(1)[0][0]]
+    ends = [value for value in values if _leaves_its_module(graph, value)]
+    values = ends if len(ends) >= cuts else values
     if len(values) < cuts:
         raise ConfigError(
             f"the model has {len(values)} places where one activation of shape (batch, length, width) crosses, "
@@ -102,4 +123,4 @@ def _described(layers: CutLayers, width: int) -> str:
         parts.append(f"a mask that keeps the {layers.keep} largest of each place's {layers.rank or width} numbers")
     if layers.embedding:
         parts.append("the reader's own embedding of tokens and positions")
-    return f"{' and '.join(parts)}; they stay in the exported model, as parameters called cut.N and in graph.fusion"
+    return f"{' and '.join(parts)}; they stay in the exported model, as fusion_p2p.models.cut_layer reads it"
