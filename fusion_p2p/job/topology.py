@@ -3,10 +3,8 @@
 A value goes from each replica of the slice that computes it to each replica that reads it, but only for the micro-batches that
 both execute. For a value with a gradient every reader sends one back, or an explicit nothing (`FrameKind.NONE`).
 
-A trainable parameter held by several replicas (of one slice, or of several: tied) is answered for by one of them, its home: the
-others send it their gradient once a step, and it sends the sum back, so that all copies get the same update. Among the members
-of a slice the homes are spread by bytes, so that each moves what it would move in a ring: 2 (m - 1) / m of the gradients.
-Buffers that a forward pass updates (BatchNorm's statistics) go the same way, when their slice has several replicas.
+Of what several replicas hold one is the home (`plan.sharing`): the others send it their gradient once a step, and it sends the
+sum back.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from itertools import product
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
-from fusion_p2p.plan.plan import FEED_CREDITS, Plan, Replica, Turns
+from fusion_p2p.plan.plan import FEED_CREDITS, Plan, Turns
+from fusion_p2p.plan.sharing import Groups, groups_of, holders_of, homes_of
 from fusion_p2p.wire.frames import OWNER, Direction, Edge
 
 TRIGGER = 0xFFFF_FFFF
@@ -113,9 +112,9 @@ def replica_edges(graph: Graph, cut: Cut, plan: Plan) -> tuple[ReplicaEdges, ...
     """The edges of every replica, by replica number. `plan` has been checked: that bounds the work, a stranger's too."""
     replicas = plan.replicas
     turns = {number: replica.turns for number, replica in enumerate(replicas)}
-    groups = _groups(replicas)
-    holders = _holders(graph, cut, groups)
-    homes = _homes(graph, holders, [groups[replica.slice] for replica in replicas])
+    groups = groups_of([len(part.members) for part in plan.slices])
+    holders = holders_of(graph, cut, groups)
+    homes = homes_of(graph, holders, groups)
     forward = _forward(cut, groups, turns)
     backward = [_turned(edge, Direction.BACKWARD) for edge in forward if graph.types[edge.value].grad]
     to_home = [
@@ -148,15 +147,7 @@ def replica_edges(graph: Graph, cut: Cut, plan: Plan) -> tuple[ReplicaEdges, ...
     )
 
 
-def _groups(replicas: Sequence[Replica]) -> dict[int, list[int]]:
-    """The replicas of each slice."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number, replica in enumerate(replicas):
-        groups[replica.slice].append(number)
-    return groups
-
-
-def _forward(cut: Cut, groups: Mapping[int, list[int]], turns: Mapping[int, Turns]) -> list[Edge]:
+def _forward(cut: Cut, groups: Groups, turns: Mapping[int, Turns]) -> list[Edge]:
     """An edge of the cut for each pair of replicas that ever work on the same micro-batch."""
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for source, target in {(edge.source, edge.target) for edge in cut.edges}:
@@ -167,31 +158,6 @@ def _forward(cut: Cut, groups: Mapping[int, list[int]], turns: Mapping[int, Turn
         for edge in cut.edges
         for source, target in pairs[edge.source, edge.target]
     ]
-
-
-def _holders(graph: Graph, cut: Cut, groups: Mapping[int, list[int]]) -> dict[int, list[int]]:
-    """The replicas that hold each trainable parameter and each buffer that they must agree on, in order."""
-    held: dict[int, list[int]] = defaultdict(list)
-    for part in cut.slices:
-        for value in part.parameters:
-            parameter = graph.parameter(value)
-            if parameter.trainable or (parameter.update is not None and len(groups[part.index]) > 1):
-                held[value] += groups[part.index]
-    return dict(sorted(held.items()))
-
-
-def _homes(graph: Graph, holders: Mapping[int, list[int]], groups: Sequence[list[int]]) -> dict[int, int]:
-    """Who sums each of them: of the first slice that holds it the member with the fewest bytes so far, large ones first.
-
-    `groups[r]` are the replicas of the slice of replica r.
-    """
-    load: dict[int, int] = defaultdict(int)
-    homes: dict[int, int] = {}
-    for value in sorted(holders, key=lambda value: (-graph.types[value].num_bytes, value)):
-        home = min(groups[holders[value][0]], key=lambda member: (load[member], member))
-        load[home] += graph.types[value].num_bytes
-        homes[value] = home
-    return homes
 
 
 def _answers(graph: Graph, homes: Mapping[int, int]) -> dict[int, list[int]]:

@@ -36,6 +36,7 @@ from fusion_p2p.peer.tasks import SliceTasks
 from fusion_p2p.plan.encoding import check_plan, decode_plan
 from fusion_p2p.plan.memory import gib, holding_of, num_moments, slice_bytes
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.wire.blob_messages import FetchTensor
 from fusion_p2p.wire.frames import RunId
 from fusion_p2p.wire.job_messages import Contact, Content, Prepare
@@ -131,10 +132,11 @@ def _refuse_what_does_not_fit(
     graph: Graph, parts: Cut, plan: Plan, mine: Sequence[int], prepare: Prepare, offered_bytes: int
 ) -> None:
     saved = [node.saved_bytes for node in workload(graph)]
+    shared = exchange_bytes(graph, parts, [len(part.members) for part in plan.slices])
     needed = 0
     for index in mine:
         holding = holding_of(plan, index, num_moments(prepare.settings.optimiser))
-        needed += slice_bytes(graph, parts.slices[index], saved, holding)
+        needed += slice_bytes(graph, parts.slices[index], saved, holding) + shared[index]
     if needed > offered_bytes:
         raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
 

@@ -87,8 +87,8 @@ def _verdict(figures: Forecast, network: Network | None) -> Iterator[str]:
         rest = ", the rest is the pipeline filling, draining and waiting" if busy < MOSTLY_BUSY else ""
         yield f"bottleneck: the {what}, busy {busy:.0%} of the step{rest}"
     if figures.bound_s and figures.step_s >= figures.bound_s:  # replicas, and latency that many micro-batches hide, beat it
-        times = figures.step_s / figures.bound_s
-        yield f"bound: a chain of single peers takes at least {figures.bound_s:.2f} s a step here; this plan {times:.2f} times that"
+        times = f"{figures.step_s / figures.bound_s:.2f} times"
+        yield f"bound: a chain of single peers takes at least {figures.bound_s:.2f} s a step here; this plan {times} that"
 
 
 def _node(network: Network, node: int) -> str:

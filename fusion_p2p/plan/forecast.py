@@ -14,12 +14,13 @@ from fusion_p2p.graph.cut_layers import State, state_of
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut, Slice
 from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.memory import Holding, num_moments, slice_bytes
+from fusion_p2p.plan.memory import holding_of, num_moments, slice_bytes
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, Schedule
 from fusion_p2p.plan.request import NodeCost
+from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.plan.timeline import Timeline
 from fusion_p2p.wire import codecs
@@ -139,9 +140,9 @@ def _slices(
 ) -> list[SliceForecast]:
     flops = [sum(costs[node].forward_flops + costs[node].backward_flops for node in part.nodes) for part in parts.slices]
     saved = [cost.saved_bytes for cost in costs]
+    shared = exchange_bytes(graph, parts, [len(placed.members) for placed in plan.slices])
     found = []
     for part, placed in zip(parts.slices, plan.slices, strict=True):
-        credits = max((edge.credits for edge in plan.edges if part.index in (edge.source, edge.target)), default=0)
         found.append(
             SliceForecast(
                 index=part.index,
@@ -149,7 +150,7 @@ def _slices(
                 layers=_layers(graph, part),
                 num_nodes=len(part.nodes),
                 flops_share=flops[part.index] / (sum(flops) or 1.0),
-                num_bytes=slice_bytes(graph, part, saved, Holding(placed.in_flight, credits, moments, placed.recompute)),
+                num_bytes=slice_bytes(graph, part, saved, holding_of(plan, part.index, moments)) + shared[part.index],
                 in_flight=placed.in_flight,
                 recompute=placed.recompute,
                 busy=_shares(timeline, part.index),

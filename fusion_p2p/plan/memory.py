@@ -5,12 +5,14 @@ in flight    in_flight x (bytes saved for backward + bytes of what it reads and 
              with recomputation: in_flight x bytes of what it reads and sends + 1 x bytes saved
 credits      credits x (bytes it receives + bytes of the gradients it receives)
 working      2 x its largest value (a value and its gradient while a node runs)
+sharing      of what other replicas or slices hold too, once a step: what comes and what is copied to be sent (`plan.sharing`)
 
 For a stage of a chain the same is estimated from sums (`stage_bytes`): without working memory, and with what it only relays.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,12 +33,16 @@ CREDITS = 2
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What bounds a slice's memory besides its size: micro-batches in flight, credits per edge, and the optimiser's moments."""
+    """What bounds a slice's memory besides its size: micro-batches in flight, credits per edge, and the optimiser's moments.
+
+    members: how many share the slice; only the estimate from sums takes that from here.
+    """
 
     in_flight: int
     credits: int
     moments: int
     recompute: bool = False
+    members: int = 1
 
 
 def num_moments(optimiser: OptimiserSettings) -> int:
@@ -54,7 +60,7 @@ def holding_of(plan: Plan, index: int, moments: int) -> Holding:
 
 
 def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: Holding) -> int:
-    """Bytes of device memory a slice needs at most; `saved_bytes[n]` are the bytes node n keeps for its backward pass."""
+    """Bytes of device memory a slice needs at most, without sharing; `saved_bytes[n]`: what node n keeps for backward."""
     saved = sum(saved_bytes[node] for node in part.nodes)
     crossing = _num_bytes(graph, (*part.receives, *part.inputs, *part.sends))
     kept = holding.in_flight * crossing + (saved if holding.recompute else holding.in_flight * saved)
@@ -71,13 +77,23 @@ def stage_bytes(chain: Chain, first: int, last: int, holding: Holding) -> float:
     crossing = chain.crossing[first] + chain.crossing[last] + chain.feed(first, last)
     kept = holding.in_flight * crossing + (saved if holding.recompute else holding.in_flight * saved)
     arriving = holding.credits * (chain.crossing[first] + chain.crossing_back[last])
-    return float((2 + holding.moments) * parameters + 2 * buffers + kept + arriving)
+    state = (2 + holding.moments) * parameters + 2 * buffers
+    return float(state + kept + arriving + _sharing_bytes(chain, first, last, holding.members))
+
+
+def _sharing_bytes(chain: Chain, first: int, last: int, members: int) -> float:
+    """What agreeing with other members, or on tied parameters with another stage, takes, about."""
+    if members > 1:
+        return (3 - 2 / members) * float(chain.parameter_bytes[last] - chain.parameter_bytes[first])
+    begin, end = int(chain.positions[first]), int(chain.positions[last])
+    inside = ((tied, bisect_left(tied.readers, end) - bisect_left(tied.readers, begin)) for tied in chain.tied)
+    return 2 * sum(tied.num_bytes for tied, readers in inside if 0 < readers < len(tied.readers))
 
 
 def least_holding(stage: Stage, layout: Layout, terms: Terms) -> Holding:
     """The least that a stage may hold: one micro-batch, or under gpipe all that one member gets."""
     in_flight = -(-terms.micro_batches // len(stage.peers)) if layout.schedule == "gpipe" else 1
-    return Holding(in_flight, CREDITS, terms.moments, layout.recompute)
+    return Holding(in_flight, CREDITS, terms.moments, layout.recompute, len(stage.peers))
 
 
 def within_memory(chain: Chain, network: Network, layout: Layout, terms: Terms) -> Layout | NoPlan:

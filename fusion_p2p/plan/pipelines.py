@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -20,7 +21,7 @@ from fusion_p2p.plan.actions import rtt_caps, with_caps
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.coding import coding_passes
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.memory import CREDITS, Holding, stage_bytes
+from fusion_p2p.plan.memory import least_holding, stage_bytes
 from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline, PipelineEdge, PipelineExchange, PipelineStage
 from fusion_p2p.plan.plan import FEED_CREDITS, EdgePlan, Plan, SlicePlan
@@ -100,7 +101,8 @@ def _fed(chain: Chain, network: Network, layout: Layout) -> list[tuple[int, floa
 def _held(chain: Chain, network: Network, stage: Stage, layout: Layout, terms: Terms, cap: int) -> int:
     """The most micro-batches up to `cap` that fit the stage's poorest member; bytes grow linearly with their number."""
     none, one = (
-        stage_bytes(chain, stage.first, stage.last, Holding(held, CREDITS, terms.moments, layout.recompute)) for held in (0, 1)
+        stage_bytes(chain, stage.first, stage.last, replace(least_holding(stage, layout, terms), in_flight=held))
+        for held in (0, 1)
     )
     free = min(float(network.free_bytes[peer]) for peer in stage.peers) - none
     return max(1, int(min(cap, free / (one - none)))) if one > none else cap

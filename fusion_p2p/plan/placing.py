@@ -28,6 +28,7 @@ from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.ratios import codec_of
 from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest
+from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.plan.times import deal, times
 
@@ -49,7 +50,7 @@ def place(
         slice_of=slice_of,
         slices=tuple(_members(chain, network, stage, layout, request.micro_batches) for stage in layout.stages),
         edges=tuple(
-            EdgePlan(edge.value, edge.source, edge.target, _codec(network, layout, edge, request)) for edge in parts.edges
+            EdgePlan(edge.value, edge.source, edge.target, codec_on(network, layout, edge, request)) for edge in parts.edges
         ),
         idle=request.idle + why_idle(chain, network, layout),
         schedule=layout.schedule,
@@ -61,7 +62,7 @@ def place(
     return replace(sized, predicted_step_s=simulate(pipeline_of_plan(graph, parts, costs, sized, network)).step_s)
 
 
-def _codec(network: Network, layout: Layout, edge: Crossing, request: PlanRequest) -> str:
+def codec_on(network: Network, layout: Layout, edge: Crossing, request: PlanRequest) -> str:
     """What the policy gives an edge, by the ratios of the boundaries that it spans and its fastest link."""
     pairs = product(layout.stages[edge.source].peers, layout.stages[edge.target].peers)
     second = min(network.link_s(*pair, num_bytes=1.0) - network.link_s(*pair, num_bytes=0.0) for pair in pairs)
@@ -93,6 +94,7 @@ class _Sizing:
     limits: Sequence[int]
     credits: Mapping[tuple[int, int], int]
     moments: int
+    shared_bytes: Sequence[int]
 
     @classmethod
     def of(
@@ -111,7 +113,8 @@ class _Sizing:
         wanted = zip(pipeline.edges, wanted_credits(pipeline), strict=True)
         credits = {(edge.source, edge.target): credits for edge, credits in wanted if edge.source != OWNER_STAGE}
         free = dict(zip(network.peers, map(float, network.free_bytes), strict=True))
-        return cls(graph, parts, [cost.saved_bytes for cost in costs], draft, free, limits, credits, moments)
+        shared = exchange_bytes(graph, parts, [len(part.members) for part in draft.slices])
+        return cls(graph, parts, [cost.saved_bytes for cost in costs], draft, free, limits, credits, moments, shared)
 
     def sized(self) -> Plan | NoPlan:
         """The draft with what fits; every peer pays for all of its slices."""
@@ -144,7 +147,7 @@ class _Sizing:
         return Holding(in_flight, CREDITS, self.moments, self.draft.slices[index].recompute)
 
     def _need(self, index: int, holding: Holding) -> int:
-        return slice_bytes(self.graph, self.parts.slices[index], self.saved_bytes, holding)
+        return slice_bytes(self.graph, self.parts.slices[index], self.saved_bytes, holding) + self.shared_bytes[index]
 
     def _with_credits(self, edge: EdgePlan, holdings: Sequence[Holding]) -> EdgePlan:
         """What its link needs, if both ends have room for it."""

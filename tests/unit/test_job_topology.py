@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.job.topology import ReplicaEdges, edge_credits, replica_edges
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan, Turns
+from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.wire.frames import OWNER, Direction, Edge
 from tests.training.builtin import example
 from tests.unit.chain_graphs import chain
@@ -118,3 +120,23 @@ def test_buffers_are_exchanged_only_where_a_slice_has_several_members() -> None:
     updated = {v for v in range(graph.first_parameter, graph.first_node_value) if graph.parameter(v).update is not None}
     assert updated <= exchanged
     assert not updated & {value for part in edges for value in part.answers}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "resnet"])
+@pytest.mark.parametrize("deals", [[(0,), (0,)], [(0, 1), (0,)], [(0, 1, 2), (0, 1, 2, 3)]])
+def test_the_memory_for_agreeing_is_that_of_what_the_edges_bring_and_take(family: str, deals: list[tuple[int, ...]]) -> None:
+    """At most at one time: gradients that came and the copy of each sum, or the copy of each gradient and its sum."""
+    graph = example(family, **({"tied": True} if family == "gpt2" else {})).graph
+    half = [0 if index < len(graph.nodes) // 2 else 1 for index in range(len(graph.nodes))]
+    plan, edges = planned(graph, half, deals)
+
+    def size(values: Iterable[int]) -> int:
+        return sum(graph.types[value].num_bytes for value in values)
+
+    needed = [0, 0]
+    for part in edges:
+        came = size(edge.value for edge in part.gradients_in) + size({edge.value for edge in part.sums_out})
+        went = size({edge.value for edge in part.gradients_out}) + size(edge.value for edge in part.sums_in)
+        needed[part.slice] = max(needed[part.slice], came + went)
+    assert exchange_bytes(graph, cut(graph, half), [len(part.members) for part in plan.slices]) == tuple(needed)
+    assert (max(needed) > 0) == (family == "gpt2" or max(map(len, deals)) > 1)

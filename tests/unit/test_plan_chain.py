@@ -71,6 +71,17 @@ def test_the_estimate_of_memory_is_near_the_exact_one(model: tuple[Graph, tuple[
     assert stage_bytes(made, 0, made.num_blocks, HOLDING) == exact - 2 * largest
 
 
+def test_a_tied_parameter_costs_room_only_where_stages_share_it() -> None:
+    graph = example("gpt2", tied=True).graph
+    made = chain_of(graph, workload(graph))
+    untied = replace(made, tied=())
+    (embedding,) = made.tied
+    half = made.num_blocks // 2
+    for first, last, extra in ((0, made.num_blocks, 0.0), (0, half, 2.0), (half, made.num_blocks, 2.0), (half - 1, half, 0.0)):
+        more = stage_bytes(made, first, last, HOLDING) - stage_bytes(untied, first, last, HOLDING)
+        assert more == extra * embedding.num_bytes
+
+
 def test_a_value_with_two_readers_crosses_once_and_a_skip_at_every_position_it_spans() -> None:
     made = chain_of_operators(
         "skip",

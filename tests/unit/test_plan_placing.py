@@ -23,7 +23,7 @@ from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, PlanRequest
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.wire.job_messages import OptimiserSettings
-from tests.unit.chain_graphs import chain, chain_costs
+from tests.unit.chain_graphs import WIDTH, chain, chain_costs
 from tests.unit.networks import network
 
 GRAPH = chain(6)
@@ -109,6 +109,26 @@ def test_a_peer_pays_for_all_of_its_slices() -> None:
     assert placed(twice, enough).slices == plan.slices
     less = placed(twice, replace(net, free_bytes=net.free_bytes * 0 + sizes[0] + sizes[2] - 1))
     assert less.slices != plan.slices
+
+
+def test_members_of_a_group_need_room_to_agree() -> None:
+    """Two members: the gradient or term of the other and a copy to send or to return, of every parameter."""
+    group, alone = (Layout("test", (Stage(0, 7, peers),), ()) for peers in ((0, 1), (0,)))
+    net = network([0, 0])
+    parameters = 6 * WIDTH * WIDTH * 4
+    enough = needs(placed(group, net, micro_batches=2))[0] + 2 * parameters
+    for layout, short, fits in ((group, 0, True), (group, 1, False), (alone, 1, True)):
+        made = place(
+            GRAPH,
+            COSTS,
+            CHAIN,
+            replace(net, free_bytes=net.free_bytes * 0 + enough - short),
+            layout,
+            replace(REQUEST, micro_batches=2),
+        )
+        assert isinstance(made, Plan) == fits
+    holding = Holding(1, 2, 2)
+    assert stage_bytes(CHAIN, 0, 7, replace(holding, members=2)) == stage_bytes(CHAIN, 0, 7, holding) + 2 * parameters
 
 
 def test_limits_are_those_of_the_schedule_table() -> None:
