@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.handover import Handed
 from fusion_p2p.net.values import Payload
@@ -24,6 +25,14 @@ class _Leaving:
     coded: Future[Coded]
 
 
+class CodingFailed(SliceFailed):
+    """A value that `replica` made cannot be encoded."""
+
+    def __init__(self, replica: int, reason: str) -> None:
+        super().__init__(reason)
+        self.replica = replica
+
+
 class Coding:
     """Gives the work to `thread`, where it is done in order; so the values of an edge leave in theirs."""
 
@@ -35,13 +44,15 @@ class Coding:
         self._leaving: asyncio.Queue[_Leaving] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Send until cancelled. SliceFailed when something could not be encoded; nothing is sent from then on."""
+        """Send until cancelled. CodingFailed when something could not be encoded: from then on nothing is sent or settled."""
         while True:
             leaving = await self._leaving.get()
             try:
-                self._send(leaving.replica, leaving.edge, leaving.moment, await asyncio.wrap_future(leaving.coded))
-            finally:
-                self._leaving.task_done()
+                coded = await asyncio.wrap_future(leaving.coded)
+            except (SliceFailed, WireError) as error:
+                raise CodingFailed(leaving.replica, str(error)) from None
+            self._send(leaving.replica, leaving.edge, leaving.moment, coded)
+            self._leaving.task_done()
 
     def decode(self, edge: Edge, moment: Moment, payload: Payload) -> Future[Handed]:
         """Begin to decode what arrived. The future raises WireError for what no encoder could have made."""

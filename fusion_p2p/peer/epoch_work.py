@@ -25,7 +25,7 @@ from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
 from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, edge_credits
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.values import Expected, Payload, ValueReceiver, ValueSender
-from fusion_p2p.peer.coding import Coding
+from fusion_p2p.peer.coding import Coding, CodingFailed
 from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs, as_forward, planned_codecs
 from fusion_p2p.peer.tasks import Outcome, SliceTasks
 from fusion_p2p.plan.plan import Plan
@@ -112,6 +112,22 @@ Tell = Callable[[Message, str | None], None]
 """Say something to the owner; with a key it is kept and said again after a reconnect, until the step is decided."""
 
 
+class _Undecodable(WireError):
+    """What came on an edge is nothing that its codec could have made."""
+
+    def __init__(self, edge: Edge, moment: Moment, reason: str) -> None:
+        what = "gradient of value" if edge.direction is Direction.BACKWARD else "value"
+        super().__init__(f"{what} {edge.value} of step {moment.step}, micro-batch {moment.micro_batch}: {reason}")
+        self.edge = edge
+
+
+async def _decoded(edge: Edge, moment: Moment, decoding: Future[Handed]) -> Handed:
+    try:
+        return await asyncio.wrap_future(decoding)
+    except WireError as error:
+        raise _Undecodable(edge, moment, str(error)) from None
+
+
 class EpochWork:
     """Runs the slices until cancelled. `tell` reaches the owner."""
 
@@ -147,11 +163,13 @@ class EpochWork:
         return min(flow.step for flow in self._flows.values()) - 1
 
     async def run(self) -> None:
-        """Compute and send until cancelled, or until a slice has failed and the owner was told."""
+        """Compute and send until cancelled, or until a replica cannot go on and the owner was told."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._sender.run())
-            group.create_task(self._compute())
-            group.create_task(self._send_coded())
+            sending = group.create_task(self._sender.run())
+            working = [group.create_task(self._compute()), group.create_task(self._send_coded())]
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in (sending, *working):
+                task.cancel()
 
     def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
         """Type and codec of the value that this peer sends now. WireError when it may not."""
@@ -217,8 +235,11 @@ class EpochWork:
             self._acknowledge(edge, moment)
         decision = self._decision(index, task.moment.step)
         try:
-            arrived = {edge: await asyncio.wrap_future(future) for edge, future in decoding.items()}
+            arrived = {edge: await _decoded(edge, task.moment, future) for edge, future in decoding.items()}
             outcome = await asyncio.wrap_future(self._thread.submit(self._built.tasks[index].perform, task, arrived, decision))
+        except _Undecodable as error:
+            self._blame(index, error)
+            return False
         except (SliceFailed, WireError) as error:
             self._fail(index, str(error))
             return False
@@ -235,8 +256,8 @@ class EpochWork:
         """Offer values as they are encoded, until a codec cannot go on and the owner was told."""
         try:
             await self._coding.run()
-        except (SliceFailed, WireError) as error:
-            self._fail(min(self._flows), str(error))
+        except CodingFailed as error:
+            self._fail(error.replica, str(error))
 
     def _send(self, index: int, edge: Edge, moment: Moment, coded: Coded) -> None:
         tally = self._tallies[index]
@@ -306,6 +327,14 @@ class EpochWork:
     def _fail(self, index: int, reason: str) -> None:
         log.warning("slice failed slice=%d replica=%d reason=%s", self._built.edges[index].slice, index, reason)
         self._tell(Failed(epoch=self._built.run.epoch, replica=index, reason=reason[:1000]), "failed")
+
+    def _blame(self, index: int, error: _Undecodable) -> None:
+        """What cannot be decoded is the fault of the peer that sent it, not of the replica that reads it."""
+        sender = self._peer_of[error.edge.source]
+        if sender in (self._me, self._built.owner):
+            self._fail(index, f"{sender} sent what cannot be read: {error}")
+        else:
+            self._lost(sender, f"it sent what cannot be read: {error}")
 
     def _lost(self, peer: PeerId, reason: str) -> None:
         log.warning("lost neighbour peer=%s reason=%s", peer, reason)
