@@ -70,17 +70,24 @@ class _Planning:
     request: PlanRequest
 
     def by(self, scheduler: Scheduler, *, exact: bool) -> Plan | NoPlan:
-        """The plan of a scheduler. exact: placing alone judges memory; else the scheduler is asked again when that refuses."""
+        """The plan of a scheduler. exact: placing alone judges memory; else the scheduler is asked again when that refuses.
+
+        A refusal speaks of the memory that there is: later ones, by a scheduler that was told of less, are not passed on.
+        """
         terms = replace(terms_of(self.request), respect_memory=not exact)
         pretended = self.network
+        refusal: NoPlan | None = None
         for attempt in range(1, ATTEMPTS + 1):
             layout = scheduler(self.chain, pretended, terms)
             made = layout if isinstance(layout, NoPlan) else self.placed(layout)
-            if exact or isinstance(made, Plan) or made.lacking is None or attempt == ATTEMPTS:
+            if isinstance(made, Plan):
+                return made
+            refusal = refusal or made
+            if exact or made.lacking is None:
                 break
             lacking = [pretended.peers.index(made.lacking)] if attempt == 1 else range(len(pretended.peers))
             pretended = _with_less(pretended, lacking, made.missing_bytes)
-        return made
+        return refusal or NoPlan("no layout fits the memory of the peers")
 
     def placed(self, layout: Layout) -> Plan | NoPlan:
         """The plan of a layout under the faster schedule of those allowed."""

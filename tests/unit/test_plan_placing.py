@@ -207,6 +207,16 @@ def test_auto_is_asked_again_when_exact_memory_refuses() -> None:
     assert plan.peers == {"p1"}
 
 
+@pytest.mark.parametrize("scheduler", ["auto", "equal-number"])
+def test_a_refusal_speaks_of_the_memory_that_there_is(scheduler: str) -> None:
+    net = network([0, 1], free_bytes=3.0 * (1 << 20))
+    wide = chain_costs(GRAPH, saved_bytes=4 << 20)
+    none = schedulers.plan(scheduler, GRAPH, wide, net, REQUEST)
+    assert isinstance(none, NoPlan)
+    assert ", 3.0 MiB free)" in none.reason
+    assert none.missing_bytes < 30 << 20
+
+
 @pytest.mark.parametrize(("sites", "codec"), [([0, 1, 0, 1], "none"), ([0, 1, 2], "adatopk"), ([0, 0, 1, 1, 1], "adaptive")])
 def test_no_scheduler_beats_auto_with_plans_as_they_run(sites: list[int], codec: str) -> None:
     net = network(sites, speeds=[1 + index % 3 for index in range(len(sites))], between=(0.3, 0.01))
