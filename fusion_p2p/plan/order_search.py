@@ -15,6 +15,7 @@ import numpy as np
 from fusion_p2p.plan.communities import Communities, bandwidth, path_through
 from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.path import Path, PathProblem, best_path
+from fusion_p2p.plan.path_kernel import FORWARD_BYTES, Ints
 
 Order = tuple[int, ...]
 Numbers = np.random.Generator
@@ -49,9 +50,9 @@ def greedy_orders(problem: PathProblem) -> tuple[Order, ...]:
     Near is the time of both messages over a cheap cut; fast the time of an equal share of the chain. For networks in which no
     communities show.
     """
-    nodes, blocks = problem.nodes, problem.blocks
+    nodes, cuts = problem.nodes, problem.blocks[FORWARD_BYTES, 1:-1]
     count = len(nodes.total_s)
-    cheap = float(np.quantile(blocks.forward_bytes[1:-1], CHEAP_CUT)) if len(blocks.forward_bytes) > 2 else 0.0
+    cheap = float(np.quantile(cuts, CHEAP_CUT)) if len(cuts) else 0.0
     pace = np.maximum(nodes.beta_s, nodes.shared_s)[:count, :count]
     near = nodes.alpha_s[:count, :count] + cheap * pace
     near = near + near.T
@@ -104,7 +105,7 @@ def _joined(members: Sequence[Sequence[int]]) -> Order:
     return tuple(peer for index, group in enumerate(members) for peer in (group[::-1] if index % 2 else group))
 
 
-def _moved(current: tuple[Path, Order], sites: Floats, numbers: Numbers) -> Order:
+def _moved(current: tuple[Path, Order], sites: Ints, numbers: Numbers) -> Order:
     """A neighbour of an order. One end of what changes is a peer in use, mostly; half of the changes keep sites whole."""
     path, order = current
     first, last = _span(path, order, numbers)
@@ -124,7 +125,7 @@ def _span(path: Path, order: Order, numbers: Numbers) -> tuple[int, int]:
     return min(one, other), max(one, other)
 
 
-def _whole_sites(order: Order, sites: Floats, first: int, last: int) -> tuple[int, int]:
+def _whole_sites(order: Order, sites: Ints, first: int, last: int) -> tuple[int, int]:
     while first > 0 and sites[order[first - 1]] == sites[order[first]]:
         first -= 1
     while last < len(order) - 1 and sites[order[last + 1]] == sites[order[last]]:

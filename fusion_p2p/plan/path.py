@@ -15,14 +15,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from fusion_p2p.plan import path_kernel as kernel
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Stage
 from fusion_p2p.plan.memory import CREDITS
 from fusion_p2p.plan.network import Floats, Network
-from fusion_p2p.plan.path_kernel import INFINITE, Blocks, Groups, Ints, Limits, Links, least_fill
+from fusion_p2p.plan.path_kernel import INFINITE, Ints
 from fusion_p2p.plan.path_tables import Nodes, group_tables, link_tables
 from fusion_p2p.plan.request import Terms
 from fusion_p2p.plan.times import work
@@ -35,13 +38,28 @@ LEAST_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PathProblem:
-    """What does not depend on the order of peers. `sizes` are the group sizes allowed; `use_all`: no peer may stay idle."""
+    """What does not depend on the order of peers.
+
+    work, blocks, limits: as the kernel takes them. sizes: the group sizes allowed.
+    """
 
     chain: Chain
-    blocks: Blocks
+    work: Floats
+    blocks: Floats
     nodes: Nodes
     sizes: Ints
-    limits: Limits
+    limits: Floats
+
+    @property
+    def rest_s(self) -> Floats:
+        """(N + 1,) the least seconds for all blocks after a position."""
+        rest: Floats = self.blocks[kernel.REST_S]
+        return rest
+
+    @property
+    def more(self) -> float:
+        """Micro-batches that follow the first."""
+        return float(self.limits[kernel.MICRO_BATCHES]) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +89,33 @@ def prepare(
     """
     seconds = _floats(work(chain, network, terms.recompute))
     num_peers, width = seconds.shape
-    feeds = chain.feed_bytes if len(chain.feed_bytes) else np.zeros(width)
-    blocks = Blocks(
-        work=seconds,
-        rest_s=(seconds[:, -1:] - seconds).min(axis=0),
-        forward_bytes=chain.crossing / ratio,
-        backward_bytes=chain.crossing_back / ratio,
-        kept_bytes=_floats(chain.crossing),
-        returned_bytes=_floats(chain.crossing_back),
-        state_bytes=(2 + terms.moments) * chain.parameter_bytes + 2.0 * chain.buffer_bytes,
-        saved_bytes=_floats(chain.saved_bytes),
-        parameter_bytes=_floats(chain.parameter_bytes),
-        feed_bytes=_floats(feeds),
-        in_flight=_floats(np.broadcast_to(in_flight, (width,))),
-    )
+    blocks = np.zeros((10, width))
+    blocks[kernel.REST_S] = (seconds[:, -1:] - seconds).min(axis=0)
+    blocks[kernel.FORWARD_BYTES] = chain.crossing / ratio
+    blocks[kernel.BACKWARD_BYTES] = chain.crossing_back / ratio
+    blocks[kernel.KEPT_BYTES] = chain.crossing
+    blocks[kernel.RETURNED_BYTES] = chain.crossing_back
+    blocks[kernel.STATE_BYTES] = (2 + terms.moments) * chain.parameter_bytes + 2.0 * chain.buffer_bytes
+    blocks[kernel.SAVED_BYTES] = chain.saved_bytes
+    blocks[kernel.PARAMETER_BYTES] = chain.parameter_bytes
+    blocks[kernel.FEED_BYTES] = chain.feed_bytes if len(chain.feed_bytes) else 0.0
+    blocks[kernel.IN_FLIGHT] = in_flight
+    limits = np.zeros(7)
+    limits[kernel.MICRO_BATCHES] = terms.micro_batches
+    limits[kernel.CREDITS] = CREDITS
+    limits[kernel.RECOMPUTE] = terms.recompute
+    limits[kernel.FULL_DUPLEX] = network.full_duplex
+    limits[kernel.USE_ALL] = use_all
     free = network.free_bytes if terms.respect_memory else np.full(num_peers, INFINITE)
-    limits = Limits(
-        bottleneck_s=INFINITE,
-        fill_s=INFINITE,
-        micro_batches=float(terms.micro_batches),
-        credits=float(CREDITS),
-        recompute=bool(terms.recompute),
-        full_duplex=bool(network.full_duplex),
-        use_all=use_all,
-    )
     nodes = Nodes.of(network, _floats(seconds[:, -1]), _floats(free), terms.micro_batches)
-    return PathProblem(chain, blocks, nodes, np.array(sizes, dtype=np.int64), limits)
+    return PathProblem(chain, seconds, blocks, nodes, np.array(sizes, dtype=np.int64), limits)
 
 
 def holding(problem: PathProblem, in_flight: float | Floats) -> PathProblem:
     """The same problem with another assumption about micro-batches in flight."""
-    held = _floats(np.broadcast_to(in_flight, problem.blocks.in_flight.shape))
-    return replace(problem, blocks=problem.blocks._replace(in_flight=held))
+    blocks = problem.blocks.copy()
+    blocks[kernel.IN_FLIGHT] = in_flight
+    return replace(problem, blocks=blocks)
 
 
 def best_path(problem: PathProblem, order: Sequence[int], *, tolerance: float = 0.004, below: float = math.inf) -> Path | None:
@@ -114,27 +127,38 @@ def best_path(problem: PathProblem, order: Sequence[int], *, tolerance: float = 
     return search.best() if len(order) else None
 
 
+class _Found(NamedTuple):
+    """A pipeline by the rows of its groups, and the positions where each begins and after the last, in order."""
+
+    step_s: float
+    fill_s: float
+    bottleneck_s: float
+    rows: Ints
+    borders: Ints
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Search:
     """The arguments of one call of `best_path`, with the tables of its order."""
 
     problem: PathProblem
     order: Ints
-    groups: Groups
-    links: Links
+    slowest: Ints
+    groups: Floats
+    links: Floats
     tolerance: float
     below: float
 
     @classmethod
     def of(cls, problem: PathProblem, order: Sequence[int], tolerance: float, below: float) -> _Search:
         peers = np.array(order, dtype=np.int64)
-        groups = group_tables(peers, problem.sizes, problem.nodes)
-        links = link_tables(peers, problem.sizes, problem.nodes, 1 if problem.limits.use_all else REACH)
-        return cls(problem, peers, groups, links, tolerance, below)
+        slowest, groups = group_tables(peers, problem.sizes, problem.nodes)
+        links = link_tables(peers, problem.sizes, problem.nodes, 1 if problem.limits[kernel.USE_ALL] else REACH)
+        return cls(problem, peers, slowest, groups, links, tolerance, below)
 
     def best(self) -> Path | None:
         """Branch and bound over T. An interval of T is known by the least fill at its upper end."""
-        more = self.problem.limits.micro_batches - 1
+        more = self.problem.more
         best = self.run(self.below / more if more else INFINITE, self.below)
         if best is None:
             return None
@@ -149,51 +173,64 @@ class _Search:
             heappush(intervals, (fill + more * middle, middle, high, fill))
             found = self.run(middle, limit - more * low)
             if found is not None:
-                best = min(best, found, key=lambda path: path.step_s)
+                best = min(best, found, key=lambda one: one.step_s)
                 heappush(intervals, (found.fill_s + more * low, low, found.bottleneck_s, found.fill_s))
-        return best if best.step_s < self.below else None
+        return self._path(best) if best.step_s < self.below else None
 
-    def run(self, bottleneck_s: float, fill_s: float) -> Path | None:
+    def run(self, bottleneck_s: float, fill_s: float) -> _Found | None:
         """The pipeline of least fill among those no slower than both limits."""
-        limits = self.problem.limits._replace(bottleneck_s=min(bottleneck_s, INFINITE), fill_s=min(fill_s, INFINITE))
-        fill, at, cuts, sources = least_fill(self.problem.blocks, self.groups, self.links, limits)
-        return None if at < 0 else self._path(float(fill), int(at), cuts, sources)
+        problem = self.problem
+        limits = problem.limits.copy()
+        limits[kernel.BOTTLENECK_S], limits[kernel.FILL_S] = min(bottleneck_s, INFINITE), min(fill_s, INFINITE)
+        reach = np.full((self.slowest.size + 1, problem.work.shape[1]), INFINITE)
+        pointers = np.zeros((3, self.slowest.size, problem.work.shape[1]), dtype=np.int64)
+        fill, row = kernel.least_fill(
+            problem.work, self.slowest, problem.blocks, self.groups, self.links, limits, reach, pointers
+        )
+        return None if row < 0 else self._followed(float(fill), int(row), pointers)
 
-    def _path(self, fill: float, row: int, cuts: Ints, sources: Ints) -> Path:
+    def _followed(self, fill: float, row: int, pointers: Ints) -> _Found:
         """Follow the back pointers from the last stage to the first."""
-        stages: list[Stage] = []
-        bottleneck = 0.0
-        last, after = self.problem.chain.num_blocks, -1
-        while last > 0:
-            place, which = divmod(row, len(self.problem.sizes))
-            first = int(cuts[row, last])
-            begins = place - int(self.problem.sizes[which]) + 1
-            stages.append(Stage(first, last, tuple(int(peer) for peer in self.order[begins : place + 1])))
-            bottleneck = max(bottleneck, self._stage_s(place, which, first, last), self._link_s(row, after, last))
-            after, row, last = row, int(sources[row, first]), first
-        more = self.problem.limits.micro_batches - 1
-        return Path(tuple(reversed(stages)), fill, bottleneck, fill + more * bottleneck)
+        rows, borders = [row], [self.problem.chain.num_blocks]
+        while True:
+            borders.append(int(pointers[kernel.CUT, rows[-1], borders[-1]]))
+            if borders[-1] == 0:
+                break
+            rows.append(int(pointers[kernel.SOURCE, rows[-1], borders[-1]]))
+        in_order = np.array(rows[::-1]), np.array(borders[::-1])
+        bottleneck = max(self._stages_s(*in_order), self._links_s(*in_order))
+        return _Found(fill + self.problem.more * bottleneck, fill, bottleneck, *in_order)
 
-    def _stage_s(self, place: int, which: int, first: int, last: int) -> float:
-        """Seconds per micro-batch that a stage is busy."""
-        blocks, groups = self.problem.blocks, self.groups
-        work_s = blocks.work[groups.slowest[place, which]]
-        sync_s = groups.sync_s[place, which]
-        sync_s += groups.sync_s_per_byte[place, which] * (blocks.parameter_bytes[last] - blocks.parameter_bytes[first])
-        fed = (blocks.feed_bytes[last] - blocks.feed_bytes[first]) * groups.feed_s_per_byte[place, which]
-        busy = (work_s[last] - work_s[first]) * groups.share[place, which] + sync_s / self.problem.limits.micro_batches
-        return max(float(busy), float(fed / self.problem.sizes[which]))
+    def _path(self, found: _Found) -> Path:
+        places, which = np.divmod(found.rows, len(self.problem.sizes))
+        ends = (places + 1).tolist()
+        begins = (places + 1 - self.problem.sizes[which]).tolist()
+        peers = [tuple(self.order[begin:end].tolist()) for begin, end in zip(begins, ends, strict=True)]
+        stages = tuple(Stage(*both, group) for both, group in zip(pairwise(found.borders.tolist()), peers, strict=True))
+        return Path(stages, found.fill_s, found.bottleneck_s, found.step_s)
 
-    def _link_s(self, row: int, after: int, position: int) -> float:
-        """Seconds per micro-batch that the link behind a stage is busy; `after` is the row of the next stage, or -1."""
-        if after < 0:
-            return 0.0
-        (place, which), (next_place, next_which) = (divmod(index, len(self.problem.sizes)) for index in (row, after))
-        distance = next_place - int(self.problem.sizes[next_which]) - place
-        at = next_place, next_which, distance, which
-        out = self.problem.blocks.forward_bytes[position] * self.links.forward_hold_s[at]
-        back = self.problem.blocks.backward_bytes[position] * self.links.backward_hold_s[at]
-        return float(max(out, back) if self.problem.limits.full_duplex else out + back)
+    def _stages_s(self, rows: Ints, borders: Ints) -> float:
+        """The most seconds per micro-batch that a stage is busy."""
+        blocks, groups = self.problem.blocks, self.groups.reshape(-1, self.groups.shape[2])[rows]
+        work_s = self.problem.work[self.slowest.ravel()[rows]]
+        every = np.arange(len(rows))
+        seconds = work_s[every, borders[1:]] - work_s[every, borders[:-1]]
+        parameters, fed = (np.diff(blocks[name, borders]) for name in (kernel.PARAMETER_BYTES, kernel.FEED_BYTES))
+        sync_s = groups[:, kernel.SYNC_S] + groups[:, kernel.SYNC_S_PER_BYTE] * parameters
+        busy = seconds * groups[:, kernel.SHARE] + sync_s / self.problem.limits[kernel.MICRO_BATCHES]
+        feeds = fed * groups[:, kernel.FEED_S_PER_BYTE] / groups[:, kernel.SIZE]
+        return float(max(busy.max(), feeds.max()))
+
+    def _links_s(self, rows: Ints, borders: Ints) -> float:
+        """The most seconds per micro-batch that a link is busy."""
+        places, which = np.divmod(rows, len(self.problem.sizes))
+        distances = np.diff(places) - self.problem.sizes[which[1:]]
+        links = self.links[places[1:], which[1:], distances, which[:-1]]
+        inner = borders[1:-1]
+        out = self.problem.blocks[kernel.FORWARD_BYTES, inner] * links[:, kernel.FORWARD_HOLD_S]
+        back = self.problem.blocks[kernel.BACKWARD_BYTES, inner] * links[:, kernel.BACKWARD_HOLD_S]
+        held = np.maximum(out, back) if self.problem.limits[kernel.FULL_DUPLEX] else out + back
+        return float(held.max(initial=0.0))
 
 
 def _floats(values: Floats) -> Floats:

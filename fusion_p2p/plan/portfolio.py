@@ -149,9 +149,7 @@ class Portfolio:
                 if coarse is None:
                     continue
                 used = {peer for stage in coarse.stages for peer in stage.peers}
-                on_fine = np.interp(
-                    self.fine.positions, self.coarse.positions, np.broadcast_to(held, light.blocks.in_flight.shape)
-                )
+                on_fine = np.interp(self.fine.positions, self.coarse.positions, np.broadcast_to(held, light.rest_s.shape))
                 path = best_path(holding(fine, on_fine), [peer for peer in order if peer in used])
                 yield self._mapped(path.stages if path else coarse.stages, self.fine if path else self.coarse)
 
@@ -186,10 +184,10 @@ def in_flight_profile(problem: PathProblem, path: Path) -> Floats:
 
     The whole round trip is the fill of a known path; what lies behind a position is in proportion to its work.
     """
-    blocks, limits = problem.blocks, problem.limits
-    behind = blocks.rest_s / max(float(blocks.rest_s[0]), 1e-30)
+    behind = problem.rest_s / max(float(problem.rest_s[0]), 1e-30)
     paces = path.fill_s / max(path.bottleneck_s, 1e-30)
-    return np.minimum(np.ceil(behind * paces) + 1, limits.micro_batches)
+    held: Floats = np.minimum(np.ceil(behind * paces) + 1, problem.more + 1)
+    return held
 
 
 def _sites(network: Network) -> Communities:
