@@ -1,17 +1,20 @@
 """From what peers measured to the network that a plan is made for: missing links filled in, sites found.
 
-What is measured stands as it is. For the rest, in this order:
+What is measured stands as it is, up to `FASTEST_BYTES_PER_S`. For the rest, in this order:
 
 * **one direction known**: the other has the same latency.
-* **rates** of a peer, out and in: the best measured on its links to other sites, else what it announces; the median of all
+* **rates** of a peer, out and in: the best on its links to other sites of which both ends tell, else on any of them, else what
+  it announces; the median of all
   peers where there is neither, `UNKNOWN_BYTES_PER_S` where nobody knows anything. No peer exceeds the caps in its announcement.
 * **beta of a missing pair** i -> j: max(1 / out_i, 1 / in_j). Inside a site: the median of what was measured there. When the
   peers' rates are unknown but the reverse is measured: that.
 * **alpha of a missing pair**: the mean of the two peers' median latencies (over their known links); the median of all links
   where a peer has none, `UNKNOWN_LATENCY_S` where nothing is known.
-* **sites**: peers joined by fast and close links (at most `CLOSE_LATENCY_S`, at least `CLOSE_BYTES_PER_S` both ways), or not
-  measured against each other while they announce the same public host, or no public host and the same private network,
-  unless a measurement between two others that announce the same says that it means nothing.
+* **sites**: peers joined by fast and close links (at most `CLOSE_LATENCY_S`, at least `CLOSE_BYTES_PER_S` both ways) of which
+  both ends tell, or not measured against each other while they announce the same public host, or no public host and the same
+  private network, unless a measurement between two others that announce the same says that it means nothing. Two peers that
+  were measured far from each other are never in one site, whoever says to be close to both; links that others' links support
+  come first. The owner is believed about its links: the plan is its own.
 * **lines**: peers behind one public host, or behind one relay, share a line, as fast as the fastest of them; every other peer
   has a line of its own. All flows that leave a site share the sum of its lines, and likewise those that enter. Peers behind one
   relay are one site, for what they send to others crosses the relay.
@@ -27,13 +30,15 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
 from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.network import Floats, Network
+from fusion_p2p.plan.network import Bools, Floats, Network
 from fusion_p2p.plan.request import PeerCapability
 
 CLOSE_LATENCY_S = 0.001
 """Half of a round trip of 2 ms: one building, or two in one town."""
 CLOSE_BYTES_PER_S = 200e6 / 8
 """A local network at a gigabit carries no more between machines that are busy or slow: the daemons encrypt."""
+FASTEST_BYTES_PER_S = 10e9 / 8
+"""No peer encrypts faster on one stream, whatever it says."""
 UNKNOWN_LATENCY_S = 0.02
 UNKNOWN_BYTES_PER_S = 20e6 / 8
 """A home's uplink, when nobody has measured anything."""
@@ -41,10 +46,14 @@ UNKNOWN_BYTES_PER_S = 20e6 / 8
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """One direction between two peers: seconds until the first byte is there, bytes per second from then on. None: unknown."""
+    """One direction between two peers: seconds until the first byte is there, bytes per second from then on. None: unknown.
+
+    by_both: both ends tell of it, so that neither can have invented it alone.
+    """
 
     latency_s: float | None
     bytes_per_s: float | None
+    by_both: bool = True
 
 
 Links = Mapping[tuple[PeerId, PeerId], LinkFigures]
@@ -57,12 +66,20 @@ def network_of(peers: Sequence[PeerCapability], links: Links, owner: PeerId | No
     Links of peers that are not listed are ignored. The owner only feeds; where it executes slices too, that is another peer.
     """
     nodes = [peer.peer for peer in peers] + ([owner] if owner is not None else [])
-    alpha, rate = _known(nodes, links)
-    sites = _sites(peers, alpha, rate)
+    alpha, rate, believed = _known(nodes, links)
+    if owner is not None:
+        believed[-1, :] = believed[:, -1] = True
+    sites = _sites(peers, alpha, rate, believed)
     abroad = np.where(sites[:, None] != sites[None, :], rate, np.nan)
     silent: list[float | None] = [None] * (len(nodes) - len(peers))
-    out = _best(abroad, [*(p.up_bytes_per_s for p in peers), *silent], [*(p.up_cap for p in peers), *silent])
-    into = _best(abroad.T, [*(p.down_bytes_per_s for p in peers), *silent], [*(p.down_cap for p in peers), *silent])
+    out = _best(
+        _preferred(abroad, believed), [*(p.up_bytes_per_s for p in peers), *silent], [*(p.up_cap for p in peers), *silent]
+    )
+    into = _best(
+        _preferred(abroad.T, believed.T),
+        [*(p.down_bytes_per_s for p in peers), *silent],
+        [*(p.down_cap for p in peers), *silent],
+    )
     alpha, beta = _fill_latencies(alpha), _fill_rates(rate, out, into, sites)
     for matrix in (alpha, beta):
         np.fill_diagonal(matrix, 0.0)
@@ -86,29 +103,50 @@ def _flops(peer: PeerCapability) -> tuple[float, float, float]:
     return matmul, peer.convolution_flops_per_s or matmul, peer.attention_flops_per_s or matmul
 
 
-def _known(nodes: Sequence[PeerId], links: Links) -> tuple[Floats, Floats]:
-    """(n, n) latencies and bytes per second, NaN where nothing is known."""
+def _known(nodes: Sequence[PeerId], links: Links) -> tuple[Floats, Floats, Bools]:
+    """(n, n) latencies and bytes per second, NaN where nothing is known, and whether both ends tell of it."""
     place = {node: index for index, node in enumerate(nodes)}
     alpha, rate = np.full((2, len(nodes), len(nodes)), np.nan)
+    believed = np.zeros(alpha.shape, dtype=np.bool_)
     for (source, target), figures in links.items():
         if source in place and target in place and source != target:
             here = place[source], place[target]
             alpha[here] = _or_nan(figures.latency_s)
-            rate[here] = np.maximum(_or_nan(figures.bytes_per_s), 1.0)
-    return _first_known(alpha, alpha.T), rate
+            rate[here] = np.clip(_or_nan(figures.bytes_per_s), 1.0, FASTEST_BYTES_PER_S)
+            believed[here] = figures.by_both
+    return _first_known(alpha, alpha.T), rate, believed
 
 
-def _sites(peers: Sequence[PeerCapability], alpha: Floats, rate: Floats) -> NDArray[np.int64]:
+def _sites(peers: Sequence[PeerCapability], alpha: Floats, rate: Floats, believed: Bools) -> NDArray[np.int64]:
     """(n,) numbers of the sites, in the order of their first nodes."""
-    close = (alpha <= CLOSE_LATENCY_S) & (rate >= CLOSE_BYTES_PER_S) & (rate.T >= CLOSE_BYTES_PER_S)
-    far = ~close & ~np.isnan(alpha)
-    together = close.copy()
-    for group in _sharing([peer.public_host or peer.local_network for peer in peers]):
-        if not far[group].any():
-            together[group] = True
+    fast = (alpha <= CLOSE_LATENCY_S) & (rate >= CLOSE_BYTES_PER_S) & believed
+    close = fast & fast.T
+    far = (alpha > CLOSE_LATENCY_S) | ((np.fmin(rate, rate.T) < CLOSE_BYTES_PER_S) & ~np.isnan(alpha))
+    together = np.eye(len(alpha), dtype=np.bool_)
     for group in _sharing([peer.relay for peer in peers]):
         together[group] = True
-    return np.asarray(connected_components(together, directed=False)[1], dtype=np.int64)
+    sites = np.asarray(connected_components(together, directed=False)[1], dtype=np.int64)
+    announced = np.zeros_like(close)
+    for group in _sharing([peer.public_host or peer.local_network for peer in peers]):
+        announced[group] = not far[group].any()
+    for pairs in (_by_support(close), np.argwhere(announced)):
+        _join(sites, pairs, far)
+    return np.unique(sites, return_inverse=True)[1].astype(np.int64)
+
+
+def _by_support(close: Bools) -> NDArray[np.intp]:
+    """The pairs of `close` (n, n), those with the most common neighbours first."""
+    pairs = np.argwhere(np.triu(close))
+    common = close.astype(np.float32) @ close.astype(np.float32)
+    return pairs[np.argsort(-common[tuple(pairs.T)], kind="stable")]
+
+
+def _join(sites: NDArray[np.int64], pairs: NDArray[np.intp], far: Bools) -> None:
+    """Unite the sites of each pair, by the lower number, unless any of their members are far from each other."""
+    for one, other in pairs.tolist():
+        low, high = sorted((sites[one], sites[other]))
+        if low != high and not far[np.ix_(sites == low, sites == high)].any():
+            sites[sites == high] = low
 
 
 def _sharing(names: Sequence[str]) -> list[tuple[NDArray[np.intp], ...]]:
@@ -116,6 +154,12 @@ def _sharing(names: Sequence[str]) -> list[tuple[NDArray[np.intp], ...]]:
     array = np.array(names, dtype=np.str_)
     members = [np.flatnonzero(array == name) for name in np.unique(array) if name]
     return [np.ix_(same, same) for same in members]
+
+
+def _preferred(seen: Floats, believed: Bools) -> Floats:
+    """(n, n) in each row only what is believed, where anything is."""
+    sure = np.where(believed, seen, np.nan)
+    return np.where(np.isnan(sure).all(axis=1, keepdims=True), seen, sure)
 
 
 def _best(seen: Floats, announced: Sequence[float | None], caps: Sequence[float | None]) -> Floats:

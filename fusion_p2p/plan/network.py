@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fusion_p2p.ids import PeerId
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Queue = tuple[Literal["pair", "up", "down"], int, int]
 """A link that carries one message at a time: between two nodes, or out of or into a site (named twice)."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.measured import UNKNOWN_BYTES_PER_S, UNKNOWN_LATENCY_S, LinkFigures, network_of
+from fusion_p2p.plan.measured import FASTEST_BYTES_PER_S, UNKNOWN_BYTES_PER_S, UNKNOWN_LATENCY_S, LinkFigures, network_of
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.request import PeerCapability
 
@@ -110,6 +110,38 @@ def test_the_owner_is_the_last_node_with_links_of_its_own() -> None:
     assert mbit(made.beta_s[2, 0]) == 12
     assert mbit(made.beta_s[2, 1]) == 12, "what the owner sends at best"
     assert made.peers == (PeerId("a"), PeerId("b"))
+
+
+def test_a_peer_that_claims_to_be_close_to_all_joins_no_two_that_are_far() -> None:
+    far = {(x, y): (50.0, 8.0) for x in "abc" for y in "abc" if x != y}
+    claimed = {pair: (0.0, 8e6) for x in "abc" for pair in ((x, "m"), ("m", x))}
+    peers = [peer(name) for name in "abcm"]
+    sites = network(peers, far | claimed).sites
+    assert len(set(sites[:3].tolist())) == 3
+    alone = {pair: figures for pair, figures in far.items() if set(pair) != {"a", "b"}}
+    figures = {
+        (PeerId(x), PeerId(y)): LinkFigures(ms / 1e3, rate * MBIT, by_both="m" not in (x, y))
+        for (x, y), (ms, rate) in (alone | claimed).items()
+    }
+    made = network_of(peers, figures)
+    assert len(set(made.sites.tolist())) == 4, "nobody but m says so"
+    assert mbit(made.beta_s[0, 1]) == 8, "m's word is not what a and b are like"
+    assert made.alpha_s[0, 1] >= 0.02
+    assert 1 / made.beta_s[0, 3] == pytest.approx(FASTEST_BYTES_PER_S)
+
+
+def test_a_bridge_between_two_sites_takes_neither_of_them_apart() -> None:
+    inside = {(x, y): (0.3, 900.0) for group in ("abc", "def") for x in group for y in group if x != y}
+    between = {pair: (20.0, 50.0) for x in "abc" for y in "def" for pair in ((x, y), (y, x))}
+    bridge = {pair: (0.1, 5000.0) for x in "ad" for pair in ((x, "m"), ("m", x))}
+    sites = network([peer(name) for name in "mabcdef"], inside | between | bridge).sites.tolist()
+    assert sites[1] == sites[2] == sites[3] != sites[4] == sites[5] == sites[6]
+
+
+def test_the_owner_is_believed_about_its_own_links() -> None:
+    close = {pair: LinkFigures(0.0002, 900 * MBIT, by_both=False) for pair in ((OWNER, PeerId("a")), (PeerId("a"), OWNER))}
+    assert network_of([peer("a"), peer("b")], close, OWNER).sites.tolist() == [0, 1, 0]
+    assert network_of([peer("a"), PeerCapability(OWNER, 1, 1.0)], close).sites.tolist() == [0, 1], "a peer is not"
 
 
 def test_rates_of_every_kind_are_kept() -> None:
