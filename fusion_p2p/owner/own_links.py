@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, WireError
@@ -32,13 +32,17 @@ class OwnLinks:
     async def measure(self, open_stream: Open, peers: Sequence[PeerId]) -> Links:
         """Measure the links to these peers that are not known from a while ago, as many as time allows."""
         now = self._clock.now()
-        known = {peer for peer, link in self._table.links.items() if link.probed and now - link.at < links.REFRESH_S}
+        known = {peer for peer, link in self._table.links.items() if now - link.oldest_at < links.REFRESH_S}
         unknown = [peer for peer in peers if peer not in known]
         budget_s = max(SHORTEST_S, min(DIRECTION_S, MEASURE_S / 3 / max(1, len(unknown))))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEASURE_S):
                 while unknown:
                     unknown = await self._round(open_stream, unknown, budget_s)
+        return self.known(peers)
+
+    def known(self, peers: Collection[PeerId]) -> Links:
+        """What was measured of the links to these peers."""
         told = [entry for entry in links.entries(self._table, self._clock.now()) if entry.peer in peers]
         return Links(entries=tuple(told), measuring=False)
 

@@ -13,6 +13,7 @@ from fusion_p2p.net.addresses import CIRCUIT, Reach, is_relayed, reach
 from fusion_p2p.net.messaging import expect
 from fusion_p2p.plan.request import PeerCapability
 from fusion_p2p.swarm.announcement import Announcement
+from fusion_p2p.swarm.links import UNKNOWN_AGE_S
 from fusion_p2p.wire.swarm_messages import LinkEntry, Links, LinksRequest
 
 ASK_S = 2.0
@@ -38,7 +39,14 @@ async def gather_links(others: Acquaintances, peers: Iterable[PeerId]) -> dict[P
 def announced_links(announcement: Announcement) -> tuple[LinkEntry, ...]:
     """The links that a peer announces, for when its table cannot be had; older than any table."""
     return tuple(
-        LinkEntry(peer=link.peer, latency_s=link.latency_s, out_bytes_per_s=link.out, in_bytes_per_s=link.back, age_s=1e9)
+        LinkEntry(
+            peer=link.peer,
+            latency_s=link.latency_s,
+            out_bytes_per_s=link.out,
+            in_bytes_per_s=link.back,
+            age_s=UNKNOWN_AGE_S,
+            in_age_s=UNKNOWN_AGE_S,
+        )
         for link in announcement.line.links
     )
 

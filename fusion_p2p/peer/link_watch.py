@@ -118,7 +118,7 @@ class LinkWatch:
 
 def _line(table: links.LinkTable) -> Line:
     up, down = links.summary(table)
-    newest = sorted(table.links.items(), key=lambda item: (-item[1].at, item[0]))
+    newest = sorted(table.links.items(), key=lambda item: (-item[1].newest_at, item[0]))
     whole = (
         LinkFigure(peer=peer, latency_s=link.latency_s, out=link.out_bytes_per_s, back=link.in_bytes_per_s)
         for peer, link in newest

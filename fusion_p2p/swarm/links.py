@@ -2,12 +2,13 @@
 
 A newcomer probes a few peers, near ones first, so that sites are found, then others in an order of its own; in a small swarm
 that is everybody. Whoever is probed learns the same figures, so most pairs are measured once. Afterwards what is oldest is
-measured again now and then, unless traffic says how it is. Nobody is probed while this peer is at work.
+measured again now and then: traffic says how one direction is, not the other. Nobody is probed while this peer is at work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -21,6 +22,8 @@ NEAR_TARGETS = 4
 """Of these at most so many to peers of the same place."""
 REFRESH_S = 600.0
 """A link not measured for so long is measured again."""
+UNKNOWN_AGE_S = 1e9
+"""Of what was never measured, or by nobody knows when."""
 REFRESH_PAUSE_S = 60.0
 """Between two such probes."""
 FAILED_PAUSE_S = 300.0
@@ -38,12 +41,14 @@ TRAFFIC_WINDOW_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Both directions to one peer. None: not measured. `at`: when a probe or traffic last told of it.
+    """Both directions to one peer. None: not measured.
 
-    `fastest`: the best rate seen in traffic from the peer since `watched_from`.
+    `probed_at`: when a probe last told of all figures. `in_at`: when a probe or traffic last told of the rate from the peer;
+    traffic says nothing of the other direction. `fastest`: the best rate seen in traffic from the peer since `watched_from`.
     """
 
-    at: float
+    probed_at: float | None = None
+    in_at: float | None = None
     latency_s: float | None = None
     out_bytes_per_s: float | None = None
     in_bytes_per_s: float | None = None
@@ -54,6 +59,16 @@ class Link:
     @property
     def probed(self) -> bool:
         return self.latency_s is not None
+
+    @property
+    def newest_at(self) -> float:
+        """When anything last told of it."""
+        return max(at for at in (self.probed_at, self.in_at, self.watched_from, -math.inf) if at is not None)
+
+    @property
+    def oldest_at(self) -> float:
+        """When the oldest of its figures was measured: long ago where one never was."""
+        return -math.inf if self.probed_at is None else self.probed_at
 
     @property
     def close(self) -> bool:
@@ -156,69 +171,106 @@ def summary(state: LinkTable) -> tuple[float | None, float | None]:
 
 def entries(state: LinkTable, now: float) -> tuple[LinkEntry, ...]:
     """The table as it is sent, newest first."""
-    newest = sorted(state.links.items(), key=lambda item: (-item[1].at, item[0]))
-    return tuple(
-        LinkEntry(
-            peer=peer,
-            latency_s=link.latency_s,
-            out_bytes_per_s=link.out_bytes_per_s,
-            in_bytes_per_s=link.in_bytes_per_s,
-            age_s=max(0.0, now - link.at),
-        )
-        for peer, link in newest
-        if link.probed or link.in_bytes_per_s is not None
+    newest = sorted(state.links.items(), key=lambda item: (-item[1].newest_at, item[0]))
+    return tuple(_entry(peer, link, now) for peer, link in newest if link.probed or link.in_bytes_per_s is not None)
+
+
+def _entry(peer: PeerId, link: Link, now: float) -> LinkEntry:
+    return LinkEntry(
+        peer=peer,
+        latency_s=link.latency_s,
+        out_bytes_per_s=link.out_bytes_per_s,
+        in_bytes_per_s=link.in_bytes_per_s,
+        age_s=_age_s(link.probed_at, now),
+        in_age_s=_age_s(link.in_at, now),
     )
 
 
+def _age_s(at: float | None, now: float) -> float:
+    return UNKNOWN_AGE_S if at is None else max(0.0, now - at)
+
+
 def merged(tables: Mapping[PeerId, Iterable[LinkEntry]]) -> dict[tuple[PeerId, PeerId], LinkFigures]:
-    """All links that these peers tell of, by (from, to); where both ends tell of one, the newer figures."""
-    told = [(entry.age_s, peer, entry) for peer, table in tables.items() for entry in table if entry.peer != peer]
-    links: dict[tuple[PeerId, PeerId], LinkFigures] = {}
-    for _, peer, entry in sorted(told, key=lambda one: (-one[0], one[1], one[2].peer)):
-        other = PeerId(entry.peer)
-        for pair, rate in (((peer, other), entry.out_bytes_per_s), ((other, peer), entry.in_bytes_per_s)):
-            older = links.get(pair, LinkFigures(None, None))
-            links[pair] = LinkFigures(
-                older.latency_s if entry.latency_s is None else entry.latency_s, older.bytes_per_s if rate is None else rate
-            )
-    return links
+    """All links that these peers tell of, by (from, to).
+
+    Where both ends tell of one, the slower figure counts: who claims too much gets no more than the other end saw. A figure
+    that is older than the other end's by more than REFRESH_S is not heard.
+    """
+    told: dict[tuple[PeerId, PeerId], dict[PeerId, _Told]] = {}
+    for peer, table in tables.items():
+        for entry in table:
+            other = PeerId(entry.peer)
+            if other != peer:
+                out = _Told(entry.latency_s, entry.out_bytes_per_s, entry.age_s, entry.age_s)
+                into = _Told(entry.latency_s, entry.in_bytes_per_s, entry.age_s, entry.in_age_s)
+                told.setdefault((peer, other), {})[peer] = out
+                told.setdefault((other, peer), {})[peer] = into
+    return {pair: _agreed(list(ends.values())) for pair, ends in told.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one end says of one direction, and how old that is."""
+
+    latency_s: float | None
+    bytes_per_s: float | None
+    latency_age_s: float
+    rate_age_s: float
+
+
+def _agreed(ends: Sequence[_Told]) -> LinkFigures:
+    latencies = [(end.latency_age_s, end.latency_s) for end in ends if end.latency_s is not None]
+    rates = [(end.rate_age_s, end.bytes_per_s) for end in ends if end.bytes_per_s is not None]
+    return LinkFigures(
+        latency_s=max(_recent(latencies), default=None),
+        bytes_per_s=min(_recent(rates), default=None),
+        by_both=len(latencies) == len(rates) == 2,
+    )
+
+
+def _recent(figures: Sequence[tuple[float, float]]) -> list[float]:
+    """Without those that are much older than the newest."""
+    newest_s = min((age_s for age_s, _ in figures), default=0.0)
+    return [figure for age_s, figure in figures if age_s <= newest_s + REFRESH_S]
 
 
 def _probed(state: LinkTable, event: Probed, now: float) -> LinkTable:
-    old = state.links.get(event.peer, Link(now))
+    old = state.links.get(event.peer, Link())
+    slowness = None if old.latency_s is None else -old.latency_s
     link = replace(
         old,
-        at=now,
-        latency_s=-_mixed(old, None if old.latency_s is None else -old.latency_s, -event.latency_s, now),
-        out_bytes_per_s=_mixed(old, old.out_bytes_per_s, event.out_bytes_per_s, now),
-        in_bytes_per_s=_mixed(old, old.in_bytes_per_s, event.in_bytes_per_s, now),
+        probed_at=now,
+        in_at=now,
+        latency_s=-_mixed(slowness, old.probed_at, -event.latency_s, now),
+        out_bytes_per_s=_mixed(old.out_bytes_per_s, old.probed_at, event.out_bytes_per_s, now),
+        in_bytes_per_s=_mixed(old.in_bytes_per_s, old.in_at, event.in_bytes_per_s, now),
         probes=old.probes + 1,
     )
     return _free(_with(state, event.peer, link), event.peer)
 
 
-def _mixed(old: Link, known: float | None, new: float, now: float) -> float:
-    """A figure of which more is better, after it was measured once more."""
-    if known is None or now - old.at > REFRESH_S:
+def _mixed(known: float | None, at: float | None, new: float, now: float) -> float:
+    """A figure of which more is better, after it was measured once more; it was `known` at `at`."""
+    if known is None or at is None or now - at > REFRESH_S:
         return new
     weight = BETTER_WEIGHT if new > known else WORSE_WEIGHT
     return (1 - weight) * known + weight * new
 
 
 def _traffic(state: LinkTable, peer: PeerId, rate: float, now: float) -> LinkTable:
-    old = state.links.get(peer, Link(now))
+    old = state.links.get(peer, Link())
     began = now if old.watched_from is None else old.watched_from
     watched = replace(old, watched_from=began, fastest=max(old.fastest, rate))
     if now - began >= TRAFFIC_WINDOW_S:
-        mixed = _mixed(old, old.in_bytes_per_s, watched.fastest, now)
-        watched = replace(watched, at=now, in_bytes_per_s=mixed, watched_from=now, fastest=0.0)
+        mixed = _mixed(old.in_bytes_per_s, old.in_at, watched.fastest, now)
+        watched = replace(watched, in_at=now, in_bytes_per_s=mixed, watched_from=now, fastest=0.0)
     return _with(state, peer, watched)
 
 
 def _with(state: LinkTable, peer: PeerId, link: Link) -> LinkTable:
     links = {**state.links, peer: link}
     if len(links) > MAX_LINKS:
-        del links[min(links, key=lambda other: links[other].at)]
+        del links[min(links, key=lambda other: links[other].newest_at)]
     return replace(state, links=links)
 
 
@@ -268,7 +320,7 @@ def _stale(state: LinkTable, others: Mapping[PeerId, bool], now: float) -> PeerI
     known = {peer: link for peer, link in state.links.items() if peer in others and peer not in state.not_before}
     once = {peer: link for peer, link in known.items() if link.probes == 1}
     for links, age_s, pause_s in ((once, SECOND_LOOK_S, SECOND_PAUSE_S), (known, REFRESH_S, REFRESH_PAUSE_S)):
-        oldest = min(links, key=lambda peer: (known[peer].at, peer), default=None)
-        if oldest is not None and now - known[oldest].at >= age_s and now - state.refreshed_at >= pause_s:
+        oldest = min(links, key=lambda peer: (known[peer].oldest_at, peer), default=None)
+        if oldest is not None and now - known[oldest].oldest_at >= age_s and now - state.refreshed_at >= pause_s:
             return oldest
     return None

@@ -140,7 +140,9 @@ class LinkEntry(Record):
     """From the sender to the peer."""
     in_bytes_per_s: BytesPerSecond | None
     age_s: Seconds
-    """Since it was last measured."""
+    """Since latency and the rate out were last measured: only probes tell them."""
+    in_age_s: Seconds
+    """Since the rate in was, by a probe or by traffic."""
 
 
 class LinksRequest(Message):

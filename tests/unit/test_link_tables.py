@@ -55,6 +55,6 @@ def test_an_announcement_says_what_a_plan_may_count_on() -> None:
     assert (made.up_bytes_per_s, made.down_bytes_per_s, made.up_cap, made.down_cap) == (1e6, None, 5e5, None)
     assert made.local_network == "192.168.1.0/24"
     assert [entry.out_bytes_per_s for entry in announced_links(said)] == [1e6]
-    told = LinkEntry(peer="b", latency_s=0.03, out_bytes_per_s=2e6, in_bytes_per_s=2e6, age_s=1.0)
+    told = LinkEntry(peer="b", latency_s=0.03, out_bytes_per_s=2e6, in_bytes_per_s=2e6, age_s=1.0, in_age_s=1.0)
     assert tables_of({PeerId("a"): said}, {}) == {"a": announced_links(said)}
     assert tables_of({PeerId("a"): said}, {PeerId("a"): Links(entries=(told,), measuring=False)}) == {"a": (told,)}

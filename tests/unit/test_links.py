@@ -106,7 +106,7 @@ def test_a_busy_peer_is_asked_again_when_it_said_and_others_first() -> None:
     table = after(table, Postponed(first, 2.0))
     table, second = look(table, others)
     assert second not in (first, None)
-    table = after(table, Probed(second, 0.01, 1e6, 1e6))  # type: ignore[arg-type]
+    table = after(table, Probed(second, 0.01, 1e6, 1e6))
     table, nobody = look(table, others, 1.0)
     assert nobody is None
     assert table.measuring
@@ -140,18 +140,39 @@ def test_every_link_is_looked_at_twice() -> None:
     assert sorted(again) == sorted(others)
 
 
-def test_the_oldest_link_is_measured_again_unless_traffic_tells() -> None:
+def test_the_oldest_link_is_measured_again_though_traffic_tells_of_one_direction() -> None:
     others = peers(3)
     table, _ = probe_all(LinkTable(ME), others)
     table = after(table, *(Probed(peer, 0.01, 1e6, 1e6) for peer in others))
     assert look(table, others, REFRESH_S - 1)[1] is None
     for now in (REFRESH_S - 1 - TRAFFIC_WINDOW_S, REFRESH_S - 1):
         table = after(table, Traffic(PeerId("peer0"), 1e6), now=now)
-    table, first = look(table, others, REFRESH_S + 1)
-    assert first in ("peer1", "peer2")
-    table = after(table, Probed(PeerId(first), 0.01, 1e6, 1e6), now=REFRESH_S + 1)
-    assert look(table, others, REFRESH_S + 2)[1] is None, "not all at once"
-    assert look(table, others, REFRESH_S + 61)[1] == ({"peer1", "peer2"} - {first}).pop()
+    again: list[PeerId] = []
+    for minute in range(4):
+        now = REFRESH_S + 1 + 61 * minute
+        table, peer = look(table, others, now)
+        if peer is not None:
+            again.append(peer)
+            table = after(table, Probed(peer, 0.01, 1e6, 1e6), now=now)
+        assert look(table, others, now + 1)[1] is None, "not all at once"
+    assert sorted(again) == sorted(others), "what we send to peer0 may have changed too"
+
+
+def test_a_link_that_fell_is_told_as_it_is_though_the_other_end_saw_traffic_too() -> None:
+    """A sends to B ever slower, B sends to A as before: A's rate out is as old as its probe, whatever it hears from B."""
+    a, b = PeerId("a"), PeerId("b")
+    at_a = after(LinkTable(a), Probed(b, 0.01, 12.5e6, 12.5e6))
+    at_b = after(LinkTable(b), Probed(a, 0.01, 12.5e6, 12.5e6))
+    for now in range(10, 3600, 10):
+        at_b = after(at_b, Traffic(a, 1e5), now=now)
+        at_a = after(at_a, Traffic(b, 12.5e6), now=now + 1)
+    (told,) = entries(at_a, 3600.0)
+    assert told.age_s == 3600.0
+    assert told.in_age_s < 2 * TRAFFIC_WINDOW_S
+    links = merged({a: entries(at_a, 3600.0), b: entries(at_b, 3600.0)})
+    assert links[a, b].bytes_per_s == pytest.approx(1e5, rel=0.01)
+    assert links[b, a].bytes_per_s == pytest.approx(12.5e6)
+    assert look(at_a, {b: False}, 3600.0)[1] == b, "nobody has told A of what it sends"
 
 
 def test_better_figures_count_more_when_recent_and_old_ones_are_replaced() -> None:
@@ -159,11 +180,11 @@ def test_better_figures_count_more_when_recent_and_old_ones_are_replaced() -> No
     table = after(LinkTable(ME), Probed(a, 0.02, 1e6, 4e6))
     table = after(table, Probed(a, 0.03, 2e6, 3e6), now=10)
     link = table.links[a]
-    assert (link.at, link.probes) == (10, 2)
+    assert (link.probed_at, link.in_at, link.probes) == (10, 10, 2)
     assert (link.latency_s, link.out_bytes_per_s, link.in_bytes_per_s) == pytest.approx((0.022, 1.8e6, 3.8e6))
     assert after(table, Probed(a, 0.012, 2e6, 3e6), now=11).links[a].latency_s == pytest.approx(0.014)
     table = after(table, Probed(a, 0.05, 1e6, 1e6), now=11 + REFRESH_S)
-    assert table.links[a] == Link(11 + REFRESH_S, 0.05, 1e6, 1e6, probes=3)
+    assert table.links[a] == Link(11 + REFRESH_S, 11 + REFRESH_S, 0.05, 1e6, 1e6, probes=3)
 
 
 def test_the_fastest_value_of_a_while_is_a_measurement() -> None:
@@ -191,22 +212,41 @@ def test_the_announced_rates_are_those_to_the_world() -> None:
     assert summary(after(LinkTable(ME), lan, Probed(PeerId("far"), 0.02, 1e6, 6e6))) == (1e6, 6e6)
 
 
-def test_tables_merge_to_directed_links_the_newer_figures_win() -> None:
+def entry(of: str, latency_s: float | None, out: float | None, into: float | None, *ages_s: float) -> LinkEntry:
+    """ages_s: of latency and rate out, and of the rate in."""
+    age_s, in_age_s = ages_s
+    return LinkEntry(peer=of, latency_s=latency_s, out_bytes_per_s=out, in_bytes_per_s=into, age_s=age_s, in_age_s=in_age_s)
+
+
+def test_tables_merge_to_directed_links() -> None:
     a, b, c = map(PeerId, "abc")
     tables = {
-        a: [LinkEntry(peer=b, latency_s=0.01, out_bytes_per_s=1e6, in_bytes_per_s=None, age_s=50.0)],
-        b: [
-            LinkEntry(peer=a, latency_s=0.02, out_bytes_per_s=None, in_bytes_per_s=2e6, age_s=5.0),
-            LinkEntry(peer=c, latency_s=None, out_bytes_per_s=None, in_bytes_per_s=3e6, age_s=1.0),
-            LinkEntry(peer=b, latency_s=9.0, out_bytes_per_s=9.0, in_bytes_per_s=9.0, age_s=0.0),
-        ],
+        a: [entry("b", 0.01, 1e6, None, 50, 50)],
+        b: [entry("a", 0.02, None, 2e6, 5, 5), entry("c", None, None, 3e6, 1, 1), entry("b", 9.0, 9.0, 9.0, 0, 0)],
     }
     assert merged(tables) == {
-        (a, b): LinkFigures(0.02, 2e6),
-        (b, a): LinkFigures(0.02, None),
-        (b, c): LinkFigures(None, None),
-        (c, b): LinkFigures(None, 3e6),
+        (a, b): LinkFigures(0.02, 1e6),
+        (b, a): LinkFigures(0.02, None, by_both=False),
+        (b, c): LinkFigures(None, None, by_both=False),
+        (c, b): LinkFigures(None, 3e6, by_both=False),
     }
+
+
+def test_the_slower_end_is_believed_and_neither_when_much_older() -> None:
+    a, b = PeerId("a"), PeerId("b")
+    liar = [entry("b", 0.0, 1e12, 1e12, 0, 0)]
+    for age_s in (1.0, REFRESH_S):
+        links = merged({a: liar, b: [entry("a", 0.05, 2e6, 1e6, age_s, age_s)]})
+        assert links == {(a, b): LinkFigures(0.05, 1e6), (b, a): LinkFigures(0.05, 2e6)}
+    links = merged({a: [entry("b", 0.03, 4e6, 4e6, 0, 0)], b: [entry("a", 0.05, 2e6, 1e6, REFRESH_S + 1, 2)]})
+    assert links == {(a, b): LinkFigures(0.03, 1e6), (b, a): LinkFigures(0.03, 4e6)}
+
+
+def test_who_tells_twice_is_not_two() -> None:
+    a, b = PeerId("a"), PeerId("b")
+    links = merged({a: [entry("b", 0.0, 1e9, 1e9, 0, 0)] * 2, b: []})
+    assert not links[a, b].by_both
+    assert not links[b, a].by_both
 
 
 def test_a_table_never_outgrows_its_message() -> None:
@@ -216,7 +256,7 @@ def test_a_table_never_outgrows_its_message() -> None:
     told = entries(table, 1e6)
     assert len(told) == MAX_LINKS
     assert min(int(entry.peer) for entry in told) == 50, "the oldest went"
-    assert told[0].age_s == 1e6 - MAX_LINKS - 49
+    assert told[0].age_s == told[0].in_age_s == 1e6 - MAX_LINKS - 49
     assert len(SWARM_MESSAGES.encode(Links(entries=told, measuring=False))) < 32 << 10
 
 
