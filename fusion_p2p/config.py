@@ -8,7 +8,7 @@ wrong types and values out of range are ConfigErrors that name the place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -270,10 +270,6 @@ class TrainConfig(JobConfig):
     def finish_after(self) -> int:
         """The last step before the finish; the last of all without one."""
         return self.steps - round(self.finish * self.steps)
-
-    def finishing(self) -> TrainConfig:
-        """The same run in its finish."""
-        return replace(self, codec="adaptive", ratio=TRACELESS_RATIO)
 
 
 MODEL_FLAGS = ("layers", "width", "heads", "context", "dropout", "tied")

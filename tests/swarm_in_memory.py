@@ -21,11 +21,12 @@ from fusion_p2p.job.progress import RunSnapshot
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.owner.data import DataSet, open_data
-from fusion_p2p.owner.driver import open_job, write_down
+from fusion_p2p.owner.driver import open_job, retuner_for, write_down
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.narrowing import narrowed
 from fusion_p2p.owner.owned_run import OwnedRun
+from fusion_p2p.owner.retuner import Survey
 from fusion_p2p.owner.run_folder import RunFolder
 from fusion_p2p.owner.training import RunContext
 from fusion_p2p.peer.building import Bench
@@ -131,12 +132,12 @@ async def owner(
     slices: Callable[[Graph], Sequence[int]],
     helpers: Sequence[Volunteer],
     arrange: Callable[[Plan, Sequence[PeerId]], Plan] = lambda plan, peers: plan,
-    until: int | None = None,
+    survey: Survey | None = None,
     **options: int,
 ) -> AsyncIterator[Owner]:
-    """The owner of a run, up to step `until`, whose cut is `slices(graph)`; the plan comes by hand, not from a coordinator.
+    """The owner of a run whose cut is `slices(graph)`; the plan comes by hand, not from a coordinator.
 
-    `arrange` may change the plan, in which each slice has one member.
+    `arrange` may change the plan, in which each slice has one member; `survey` says what the links are like later.
     """
     data, recorder = open_data(config), Recorder()
     folder = RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume)
@@ -156,8 +157,9 @@ async def owner(
             contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)
             return Enlisted(plan=plan, coordinator=peers[0].peer_id, term=1, contacts=contacts)
 
-        context = RunContext(config, data, folder, recorder, SystemClock(), until)
-        run = OwnedRun(context, job, network.join().transport, by_hand)
+        context = RunContext(config, data, folder, recorder, SystemClock())
+        retuner = retuner_for(context, job, survey) if survey is not None else None
+        run = OwnedRun(context, job, network.join().transport, by_hand, retuner)
         yield Owner(run, recorder, folder, data)
 
 

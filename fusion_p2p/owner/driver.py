@@ -21,8 +21,11 @@ from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.narrowing import narrowed
 from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.owner.owned_run import Job, OwnedRun
+from fusion_p2p.owner.retuner import Retuner, Survey
 from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.owner.swarm_survey import survey_of
 from fusion_p2p.owner.training import RunContext
+from fusion_p2p.plan.request import PlanRequest
 from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
 
 
@@ -37,31 +40,46 @@ async def run_train(config: TrainConfig, report: RunReport) -> int:
         if job.state_step >= config.steps:
             report.say(f"nothing to do: the run has all of its {config.steps} steps; --steps takes it further")
             return 0
-        if job.state_step < config.finish_after:
-            await _train(RunContext(config, data, folder, report, SystemClock(), config.finish_after), job)
-            if config.finish_after == config.steps:
-                return 0
+        if config.finish_after < config.steps:
             report.say(f"finish: from step {config.finish_after + 1} on with codecs that leave no trace in the model")
-            job = open_job(config, folder, report)
-        await _train(RunContext(config.finishing(), data, folder, report, SystemClock(), config.steps), job)
+        await _train(RunContext(config, data, folder, report, SystemClock()), job)
     return 0
 
 
 async def _train(context: RunContext, job: Job) -> None:
-    """Train a job to the last step of the context, as a peer of the swarm."""
+    """Train a job to its last step, as a peer of the swarm."""
     from fusion_p2p.peer.joining import join_as_owner  # imports hivemind
 
     config, report = context.config, context.report
     async with join_as_owner(config, report.say) as network:
+        own_links = OwnLinks(network.identity.peer_id, SystemClock())
         register = functools.partial(
             enlist,
             network.transport,
             network.directory,
             report=report.say,
-            own_links=OwnLinks(network.identity.peer_id, SystemClock()),
+            own_links=own_links,
             no_peers_timeout_s=config.no_peers_timeout_s,
         )
-        await OwnedRun(context, job, network.transport, register).finish()
+        look = functools.partial(survey_of, network.transport, network.directory, own_links)
+        retuner = await asyncio.to_thread(retuner_for, context, job, look)
+        await OwnedRun(context, job, network.transport, register, retuner).finish()
+
+
+def retuner_for(context: RunContext, job: Job, survey: Survey) -> Retuner | None:
+    """What keeps the codecs of a run to its links, if its policy depends on them."""
+    config = context.config
+    if config.codec != "adaptive":
+        return None
+    request = PlanRequest(
+        graph=digest_of(job.graph_bytes),
+        micro_batches=config.micro_batches,
+        optimiser=job.settings.optimiser,
+        recompute=config.recompute,
+        codec=config.codec,
+        ratio=config.most_ratio,
+    )
+    return Retuner(survey, job.graph, request, context.clock)
 
 
 def _capture(config: TrainConfig, data: DataSet, report: RunReport) -> tuple[Captured, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.epoch_start import EpochStart
 from fusion_p2p.owner.links import Links
 from fusion_p2p.owner.metrics import draw_loss
+from fusion_p2p.owner.retuner import Retuner
 from fusion_p2p.owner.run_folder import METRICS
 from fusion_p2p.owner.training import RunContext, Stage, Training
 from fusion_p2p.peer.background import beside
@@ -82,15 +83,18 @@ class OwnedRun:
         job: Job,
         transport: Transport,
         enlist: Callable[[Register], Awaitable[Enlisted]],
+        retuner: Retuner | None = None,
     ) -> None:
-        """`enlist` registers the job with the swarm's coordinator until a plan comes."""
+        """`enlist` registers the job with the swarm's coordinator until a plan comes; `retuner` changes its codecs later."""
         self._context, self._job, self._transport, self._enlist = context, job, transport, enlist
         self._config, self._folder, self._report = context.config, context.folder, context.report
         self._blobs = BlobServer(transport)
         self._holders: frozenset[PeerId] = frozenset()
         started = self._folder.ledger.history.start
         self._starting = EpochStart(context.clock, started.epoch if started is not None else 0)
-        self._changes = Changes([Finish(context.config.finish_after)])
+        self._retuner = retuner
+        finish = Finish(context.config.finish_after)
+        self._changes = Changes([retuner, finish] if retuner is not None else [finish])
 
     async def finish(self) -> None:
         """Train to the last step. RunStopped says why not, what is kept, and the command that resumes."""
@@ -98,7 +102,7 @@ class OwnedRun:
         graph = Content(digest=self._blobs.offer(self._job.graph_bytes), num_bytes=len(self._job.graph_bytes))
         self._blobs.offer_tensors(self._job.job, self._tensor)
         try:
-            async with beside(self._keep_drawn()):
+            async with beside(self._keep_drawn(), *([self._retuner.run()] if self._retuner is not None else [])):
                 await self._train_with_whoever_enlists(graph)
         except RunStopped as error:
             self._draw()
@@ -223,8 +227,7 @@ class OwnedRun:
             if change is None:
                 break
             stage = await self._changed(stage, change, links, enlisted, graph)
-        if self._context.last_step == self._config.steps:
-            self._folder.ledger.append(entries.End(step=self._config.steps))
+        self._folder.ledger.append(entries.End(step=self._config.steps))
 
     async def _changed(self, stage: Stage, change: Change, links: Links, enlisted: Enlisted, graph: Content) -> Stage:
         """Go on in a new epoch under another plan for the same slices, or in this one when a peer refuses.

@@ -57,22 +57,13 @@ DECISION = "decision"
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run was started with: its settings, data, files, where it reports, the clock, and how far it goes now.
-
-    until: the last step to train; None for the last of the run.
-    """
+    """What a run was started with: its settings, data, files, where it reports, and the clock."""
 
     config: TrainConfig
     data: DataSet
     folder: RunFolder
     report: RunReport
     clock: Clock
-    until: int | None = None
-
-    @property
-    def last_step(self) -> int:
-        """The step after which this part of the run ends."""
-        return self.config.steps if self.until is None else self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,6 @@ class Training:
         self._transport, self._stage, self._links, self._config = transport, stage, links, context.config
         self._data, self._folder, self._report, self._clock = context.data, context.folder, context.report, context.clock
         config, data, clock = context.config, context.data, context.clock
-        self._last_step = context.last_step
         self._rates = RateSettings(config.learning_rate, config.schedule, config.warmup, config.steps)
         self._replicas = stage.plan.replicas
         terms = Terms(tuple(part.answers for part in stage.edges), stage.losses, config.clip)
@@ -137,7 +127,7 @@ class Training:
         async with self._feeding():
             if self._validates(self._stage.state_step) and self._stage.state_step == 0:
                 await self._validate(0)
-            for step in range(self._stage.state_step + 1, self._last_step + 1):
+            for step in range(self._stage.state_step + 1, self._config.steps + 1):
                 await self._run_step(step)
                 if self._change is not None:
                     break
@@ -161,8 +151,9 @@ class Training:
         decision = await self._decided()
         await self._collected()
         self._publish(decision)
-        self._change = self._changes.wanted(step, self._stage.plan) if step < self._last_step else None
-        if step < self._last_step and self._change is None and not self._validates(step):
+        last = step == self._config.steps
+        self._change = None if last else self._changes.wanted(step, self._stage.plan)
+        if not last and self._change is None and not self._validates(step):
             self._feed(step + 1)
         while self._transaction.step == step:
             self._act(await self._hearing.next())
@@ -248,7 +239,7 @@ class Training:
         return every > 0 and (step % every == 0 or step == self._config.steps) and self._data.num_validation > 0
 
     def _checkpoints(self, step: int) -> bool:
-        return step % self._config.checkpoint_every == 0 or step == self._last_step
+        return step % self._config.checkpoint_every == 0 or step == self._config.steps
 
     def _act(self, heard: Heard) -> None:
         """Take in one message. RunStopped when the peer breaks the protocol or reports the end of something."""

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 
 from fusion_p2p.errors import RunStopped, SliceFailed
-from fusion_p2p.ids import Digest
+from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.net.memory import SimulatedNetwork
-from fusion_p2p.owner import changing
+from fusion_p2p.owner import changing, retuner
 from fusion_p2p.owner.ledger import Start, read_ledger
 from fusion_p2p.peer import job_service
 from fusion_p2p.peer.building import build_epoch
 from fusion_p2p.peer.epoch_work import BuiltEpoch
+from fusion_p2p.plan import retuning
 from fusion_p2p.plan.finishing import traceless
+from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import EdgePlan, Plan
 from fusion_p2p.wire.job_messages import Prepare
 from tests.swarm_in_memory import Owner, owner, run_config, volunteers
+from tests.unit.networks import network as network_at
 
 ADAM: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3, "checkpoint_every": 2}
 
@@ -136,3 +139,53 @@ def coded_as(codec: str) -> str:
     """What the finish makes of an edge."""
     plan = Plan(Digest("0" * 64), "by hand", 2, (0, 1), (), (EdgePlan(0, 0, 1, codec),))
     return traceless(plan).edges[0].codec
+
+
+class Links:
+    """Links between three peers, as slow as they are told to be, and as noisy as measurements are."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 1e9
+        self.asked = 0
+
+    async def survey(self, peers: frozenset[PeerId]) -> Network:
+        self.asked += 1
+        noisy = network_at(
+            range(len(peers)), speeds=[1e8] * 3, between=(0.001, (1 + 0.03 * (-1) ** self.asked) / self.bytes_per_s)
+        )
+        return dataclasses.replace(noisy, peers=tuple(sorted(peers)))
+
+
+async def test_a_link_that_slows_down_changes_the_codec_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retuner, "TICK_S", 0.01)
+    monkeypatch.setattr(retuning, "EVERY_S", 0.05)
+    monkeypatch.setattr(retuning, "PAUSE_S", 0.1)
+    links, config = Links(), run_config(tmp_path / "run", codec="adaptive", steps=10_000)
+    async with (
+        SimulatedNetwork(seed=1) as network,
+        volunteers(network, 3) as helpers,
+        owner(network, config, contiguous, helpers, survey=links.survey) as owned,
+    ):
+        finishing = asyncio.create_task(owned.run.finish())
+        await looked(owned, links, 5)
+        assert len(starts(tmp_path / "run")) == 1
+        links.bytes_per_s = 1e5
+        await until(owned, lambda: len(starts(tmp_path / "run")) == 2)
+        await looked(owned, links, 20)
+        finishing.cancel()
+        await asyncio.gather(finishing, return_exceptions=True)
+    assert [set(start.codecs) for start in starts(tmp_path / "run")] == [{"none"}, {"int4"}]
+
+
+async def looked(owned: Owner, links: Links, times: int) -> None:
+    """Wait until the owner has looked at the links so many times more."""
+    before = links.asked
+    await until(owned, lambda: links.asked >= before + times)
+
+
+async def until(owned: Owner, condition: Callable[[], bool]) -> None:
+    """Wait for a condition that may come true with any step."""
+    async with asyncio.timeout(60):
+        while not condition():
+            owned.recorder.shown.clear()
+            await owned.recorder.shown.wait()
