@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.forecast import EdgeForecast, Forecast, SliceForecast, forecast
+from fusion_p2p.plan.forecast import EdgeForecast, Forecast, Limit, SliceForecast, forecast
 from fusion_p2p.plan.memory import gib
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NodeCost
+from fusion_p2p.plan.testbed import site_names
 from fusion_p2p.wire.codecs import SPARSE, parse
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
@@ -78,17 +79,32 @@ def _headline(figures: Forecast) -> str:
 
 def _verdict(figures: Forecast, network: Network | None) -> Iterator[str]:
     """What limits the step, and how far it is from what a chain of single peers cannot beat."""
-    if figures.limit is not None and network is not None:
-        source, target, busy = figures.limit.source, figures.limit.target, figures.limit.busy
-        what = f"link {_node(network, source)} -> {_node(network, target)}"
-        if source == target:
-            held = [str(part.index) for part in figures.slices if network.peers[source] in part.members]
-            what = f"device of {_node(network, source)} (slice {', '.join(held)})"
-        rest = ", the rest is the pipeline filling, draining and waiting" if busy < MOSTLY_BUSY else ""
-        yield f"bottleneck: the {what}, busy {busy:.0%} of the step{rest}"
+    limit = figures.limit
+    if limit is not None and network is not None:
+        share = f"busy {limit.busy:.0%} of the step"
+        if _mostly_shared(limit):
+            share += f", {limit.shared:.0%} with gradients of shared parameters and their sums, once a step, while others wait"
+        elif limit.busy < MOSTLY_BUSY:
+            share += ", the rest is the pipeline filling, draining and waiting"
+        yield f"bottleneck: the {_what(limit, figures, network)}, {share}"
     if figures.bound_s and figures.step_s >= figures.bound_s:  # replicas, and latency that many micro-batches hide, beat it
         times = f"{figures.step_s / figures.bound_s:.2f} times"
         yield f"bound: a chain of single peers takes at least {figures.bound_s:.2f} s a step here; this plan {times} that"
+
+
+def _what(limit: Limit, figures: Forecast, network: Network) -> str:
+    match limit.way:
+        case "device":
+            held = [str(part.index) for part in figures.slices if network.peers[limit.source] in part.members]
+            return f"device of {_node(network, limit.source)} (slice {', '.join(held)})"
+        case "pair":
+            return f"link {_node(network, limit.source)} -> {_node(network, limit.target)}"
+        case way:
+            return f"{way}link of site {site_names(network)[limit.source].removeprefix('site ')}"
+
+
+def _mostly_shared(limit: Limit) -> bool:
+    return 2 * limit.shared > limit.busy
 
 
 def _node(network: Network, node: int) -> str:
@@ -118,9 +134,10 @@ def _edge_line(edge: EdgeForecast) -> str:
 
 
 def _tied_lines(figures: Forecast) -> Iterator[str]:
-    for name, holders, num_bytes in figures.tied:
-        slices = " and ".join(map(str, holders))
-        yield f"tied {name}: held by slices {slices}, {gib(num_bytes)} of gradient summed each step"
+    for tied in figures.tied:
+        slices = " and ".join(map(str, tied.holders))
+        took = "" if tied.exchange_s is None else f", {seconds(tied.exchange_s)} there and back"
+        yield f"tied {tied.name}: held by slices {slices}, {gib(tied.num_bytes)} of gradient summed each step{took}"
 
 
 def _idle_lines(figures: Forecast) -> Iterator[str]:
@@ -155,7 +172,9 @@ def _traded(figures: Forecast) -> Iterator[str]:
 def _advice(figures: Forecast) -> Iterator[str]:
     """One sentence on cut layers where a link is what limits the step."""
     limit = figures.limit
-    if limit is None or limit.source == limit.target or limit.busy < MOSTLY_BUSY or figures.cut_layers != "possible":
+    if limit is None or limit.way == "device" or limit.busy < MOSTLY_BUSY or figures.cut_layers != "possible":
+        return
+    if _mostly_shared(limit):
         return
     yield (
         "advice: a link limits this plan; --cut-embedding --bottleneck RANK with --codec int8 sends about 31 times less than "

@@ -7,8 +7,9 @@ bytes and shares of FLOPs; with one also seconds and the shares of the step that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fusion_p2p.graph.cut_layers import State, state_of
 from fusion_p2p.graph.schema import Graph
@@ -67,12 +68,27 @@ class EdgeForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """What is busiest in a step: a device (source = target) or a link, by network node, and the busy share."""
+class TiedForecast:
+    """A trainable parameter that several slices hold: bytes of gradient summed each step; seconds there and back, alone."""
 
+    name: str
+    holders: tuple[int, ...]
+    num_bytes: int
+    exchange_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is busiest in a step, and its busy share; `shared` is what agreeing on shared parameters takes of that.
+
+    A device, a link between two network nodes, or the uplink or downlink of a site (source and target are one, then).
+    """
+
+    way: Literal["device", "pair", "up", "down"]
     source: int
     target: int
     busy: float
+    shared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +101,7 @@ class Forecast:
     step_s: float
     slices: tuple[SliceForecast, ...]
     edges: tuple[EdgeForecast, ...]
-    tied: tuple[tuple[str, tuple[int, ...], int], ...]
-    """Trainable parameters that several slices hold, with the slices and the bytes of gradient summed each step."""
+    tied: tuple[TiedForecast, ...]
     idle: tuple[tuple[PeerId, str], ...]
     limit: Limit | None = None
     bound_s: float | None = None
@@ -128,7 +143,7 @@ def forecast_of(
         step_s=plan.predicted_step_s if timeline is None else timeline.step_s,
         slices=tuple(_slices(plan, graph, parts, costs, num_moments(optimiser), timeline)),
         edges=(*_feeds(plan, graph, parts, network), *_edges(plan, graph, network)),
-        tied=tuple(_tied(graph, parts)),
+        tied=tuple(_tied(plan, graph, parts, network)),
         idle=plan.idle,
         limit=None if network is None or timeline is None else _limit(plan, network, timeline),
         cut_layers=state_of(graph),
@@ -219,21 +234,28 @@ def _link_s(network: Network | None, senders: Sequence[int], readers: Sequence[i
 
 def _limit(plan: Plan, network: Network, timeline: Timeline) -> Limit:
     """Of devices and links the one that is busiest; a device adds up what all of its slices ask of it."""
-    busy: dict[tuple[int, int], float] = defaultdict(float, timeline.link_busy_s)
+    step_s = timeline.step_s or 1.0
+    devices: dict[int, float] = defaultdict(float)
     for index, members in enumerate(timeline.busy_s):
         for node, busy_s in zip(_nodes(plan, network, index), members, strict=True):
-            busy[node, node] += busy_s
-    source, target = max(busy, key=lambda pair: busy[pair])
-    return Limit(source, target, busy[source, target] / (timeline.step_s or 1.0))
+            devices[node] += busy_s
+    limits = [Limit("device", node, node, busy_s / step_s) for node, busy_s in devices.items()]
+    for queue, busy_s in timeline.queue_busy_s.items():
+        limits.append(Limit(*queue, busy_s / step_s, timeline.queue_shared_s.get(queue, 0.0) / step_s))
+    return max(limits, key=lambda limit: limit.busy)
 
 
-def _tied(graph: Graph, parts: Cut) -> list[tuple[str, tuple[int, ...], int]]:
+def _tied(plan: Plan, graph: Graph, parts: Cut, network: Network | None) -> Iterator[TiedForecast]:
     """Trainable parameters that several slices hold: their gradients are summed, so that the copies stay equal."""
-    return [
-        (graph.parameter(value).name, parts.holders(value), graph.types[value].num_bytes)
-        for value in range(graph.first_parameter, graph.first_node_value)
-        if graph.parameter(value).trainable and len(parts.holders(value)) > 1
-    ]
+    for value in range(graph.first_parameter, graph.first_node_value):
+        holders = parts.holders(value)
+        if not graph.parameter(value).trainable or len(holders) == 1:
+            continue
+        num_bytes = graph.types[value].num_bytes
+        home, *others = (_nodes(plan, network, holder) for holder in holders)
+        both = [(_link_s(network, other, home, num_bytes), _link_s(network, home, other, num_bytes)) for other in others]
+        there_and_back = max((there + back for there, back in both if there is not None and back is not None), default=None)
+        yield TiedForecast(graph.parameter(value).name, holders, num_bytes, there_and_back)
 
 
 def _layers(graph: Graph, part: Slice) -> str:

@@ -41,6 +41,7 @@ class _Link:
 
     free_s: float = -inf
     busy_s: float = 0.0
+    shared_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -230,6 +231,8 @@ class _Simulation:
     def _exchange(self, time: float, source: int, target: int, num_bytes: float) -> float:
         """When a message that is not waited for by any task is there."""
         links, seconds = self._links(source, target), num_bytes * self.network.pace(source, target)
+        for link in links:
+            link.shared_s += seconds
         return _occupy(links, time, seconds) + float(self.network.alpha_s[source, target])
 
     def _cause(self, time: float, event: Event, subject: Any, micro_batch: int) -> None:
@@ -353,7 +356,8 @@ class _Simulation:
             step_s=max(ends, default=0.0),
             busy_s=tuple(tuple(unit.busy_s for unit in stage.members) for stage in self.stages),
             peak_in_flight=tuple(tuple(unit.peak for unit in stage.members) for stage in self.stages),
-            link_busy_s={(source, target): link.busy_s for (way, source, target), link in self.links.items() if way == "pair"},
+            queue_busy_s={queue: link.busy_s for queue, link in self.links.items()},
+            queue_shared_s={queue: link.shared_s for queue, link in self.links.items() if link.shared_s},
             tasks=tuple(self.tasks),
             transfers=tuple(sorted(self.transfers, key=lambda span: span.start_s)),
         )

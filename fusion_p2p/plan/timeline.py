@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fusion_p2p.plan.network import Queue
+
 TaskKind = Literal["F", "B"]
 
 
@@ -41,14 +43,20 @@ class TransferSpan:
 class Timeline:
     """What one step took.
 
-    busy_s, peak_in_flight: for every stage, for every member. link_busy_s: for every pair of nodes that talked; on a
-    half-duplex network one entry, by the lower node first, for both directions. Spans are kept only when traced, by start;
-    shared gradients have none.
+    busy_s, peak_in_flight: for every stage, for every member. queue_busy_s: for every link that carried something; on a
+    half-duplex network pairs have one entry, by the lower node first, for both directions. queue_shared_s: what gradients of
+    shared parameters and their sums took of that. Spans are kept only when traced, by start; shared gradients have none.
     """
 
     step_s: float
     busy_s: tuple[tuple[float, ...], ...]
     peak_in_flight: tuple[tuple[int, ...], ...]
-    link_busy_s: dict[tuple[int, int], float]
+    queue_busy_s: dict[Queue, float]
+    queue_shared_s: dict[Queue, float]
     tasks: tuple[TaskSpan, ...] = ()
     transfers: tuple[TransferSpan, ...] = ()
+
+    @property
+    def link_busy_s(self) -> dict[tuple[int, int], float]:
+        """Of `queue_busy_s` the pairs of nodes."""
+        return {(source, target): busy_s for (way, source, target), busy_s in self.queue_busy_s.items() if way == "pair"}

@@ -11,6 +11,7 @@ import pytest
 
 from fusion_p2p.graph.cut_layers import State
 from fusion_p2p.graph.slices import cut
+from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.plan.charts import draw
 from fusion_p2p.plan.explain import explain, in_words, seconds, short_peer, size
@@ -21,6 +22,7 @@ from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.wire.job_messages import OptimiserSettings
+from tests.training.builtin import example
 from tests.unit.chain_graphs import BATCH, WIDTH, chain, chain_costs
 
 SGD = OptimiserSettings(name="sgd")
@@ -92,6 +94,38 @@ def test_the_bottleneck_is_the_busiest_device_or_link():
     assert any(line.startswith("bottleneck: the link ") and "B/" in line for line in in_words(figures, slow))
 
 
+def test_a_limited_uplink_of_a_site_can_be_the_bottleneck():
+    """Two peers of B send gradients back, each over a link of its own, both over one uplink."""
+    free = network(slow=1.0)
+    shared = replace(free, uplink_s=np.array([0.0, 1.0]))
+    figures = made(world=shared)
+    assert figures.limit is not None
+    assert (figures.limit.way, figures.limit.source) == ("up", 1)
+    pairs = simulate(pipeline_of_plan(GRAPH, cut(GRAPH, PLAN.slice_of), chain_costs(GRAPH), PLAN, shared)).link_busy_s
+    assert figures.limit.busy > 1.5 * max(pairs[1, 0], pairs[2, 0]) / figures.step_s
+    assert any(line.startswith("bottleneck: the uplink of site B, busy ") for line in in_words(figures, shared))
+
+
+def test_gradients_of_tied_parameters_are_named_where_they_limit():
+    graph = example("gpt2", tied=True, vocabulary=512).graph
+    half = tuple(int(index >= len(graph.nodes) // 2) for index in range(len(graph.nodes)))
+    parts = cut(graph, half)
+    edges = tuple(EdgePlan(edge.value, edge.source, edge.target) for edge in parts.edges)
+    plan = replace(PLAN, slice_of=half, slices=(PLAN.slices[0], SlicePlan(PeerId("B/0/gpu"), 2)), edges=edges, micro_batches=1)
+    costs = workload(graph)
+    world = replace(network(slow=1e-5), flops_per_s=np.full((3, 3), 1e12))
+    figures = forecast(plan, graph, parts, costs, SGD, world)
+    (tied,) = figures.tied
+    assert (tied.name, tied.holders) == ("wte.weight", (0, 1))
+    assert tied.exchange_s == pytest.approx(2 * (0.5 + 1e-5 * tied.num_bytes))
+    assert figures.limit is not None
+    assert 0 < figures.limit.shared <= figures.limit.busy
+    text = "\n".join(in_words(figures, world))
+    assert "s there and back" in text
+    assert "with gradients of shared parameters" in text
+    assert "advice" not in text
+
+
 def test_a_device_with_two_slices_is_as_busy_as_both_ask():
     alone = replace(PLAN, slices=(SlicePlan(PeerId("A/0/gpu"), 4), SlicePlan(PeerId("A/0/gpu"), 2)))
     figures = made(alone, network())
@@ -157,7 +191,8 @@ def test_a_mask_that_is_part_of_the_model_is_not_called_a_loss():
     ids=["busy link", "idle link", "device", "no places", "has them"],
 )
 def test_cut_layers_are_advised_where_a_link_limits(target: int, busy: float, state: State, advised: bool):
-    lines = in_words(replace(made(), limit=Limit(0, target, busy), cut_layers=state))
+    limit = Limit("pair" if target else "device", 0, target, busy)
+    lines = in_words(replace(made(), limit=limit, cut_layers=state))
     assert any("--bottleneck RANK" in line for line in lines) == advised
 
 
