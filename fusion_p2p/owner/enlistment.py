@@ -19,6 +19,7 @@ from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.blobs import fetch_content
 from fusion_p2p.net.messaging import MessageStream, expect
 from fusion_p2p.owner.own_links import OwnLinks
+from fusion_p2p.owner.proposals import departure
 from fusion_p2p.plan.encoding import MAX_PLAN_BYTES, decode_plan
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.job_messages import Contact
@@ -234,8 +235,10 @@ class _Enlistment:
             self._transport, peer, Digest(proposal.plan.digest), proposal.plan.num_bytes, timeout_s=FETCH_S
         )
         plan = decode_plan(encoded)
-        if plan.graph != register.graph.digest or plan.micro_batches != register.micro_batches:
-            raise WireError(f"{peer} proposed a plan for another graph")
+        departs = departure(plan, register)
+        if departs is not None:
+            self._say(f"the plan of peer {peer} is not what was asked for: {departs}")
+            raise WireError(f"{peer} proposed a plan that was not asked for: {departs}")
         self._finder.believe(Coordinator(term=proposal.term, peer=peer))
         return Enlisted(plan, peer, proposal.term, proposal.contacts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,11 @@ from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedPeer
 from fusion_p2p.owner.enlistment import Enlisted, enlist, swarm_status
 from fusion_p2p.owner.own_links import OwnLinks
+from fusion_p2p.peer import planning
 from fusion_p2p.plan.encoding import check_plan
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.request import NoPlan
+from fusion_p2p.plan.schedulers import plan
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.job_messages import Content, OptimiserSettings
 from fusion_p2p.wire.swarm_messages import Holding, Register
@@ -192,6 +197,35 @@ def test_a_graph_that_is_none_is_refused_and_the_owner_told() -> None:
             await eventually(lambda: owner.heard("the coordinator refuses the graph"), within_s=10.0)
             enlisting.cancel()
             await eventually(lambda: not world.leader.snapshot().jobs, within_s=WAN.waiting_s + 2)
+
+    in_virtual_time(scenario())
+
+
+def test_a_plan_that_was_not_asked_for_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that puts a lossy codec where the owner wants none."""
+
+    def compressing(*arguments: Any) -> Plan | NoPlan:
+        made = plan(*arguments)
+        if not hostile or isinstance(made, NoPlan):
+            return made
+        return replace(made, edges=tuple(replace(edge, codec="topk:1000000") for edge in made.edges))
+
+    hostile = [True]
+    monkeypatch.setattr(planning, "plan", compressing)
+
+    async def scenario() -> None:
+        async with World(12) as world:
+            for _ in range(2):
+                world.add()
+            await eventually(world.complete, within_s=10.0)
+            owner = Owner(world, peers=2)
+            enlisting = start(owner.enlist())
+            await eventually(lambda: owner.heard("not what was asked for"), within_s=15.0)
+            assert owner.heard("by codec 'topk:1000000', not by none")
+            await asyncio.sleep(10.0)
+            assert not enlisting.done()
+            hostile.clear()
+            assert {edge.codec for edge in (await finished(enlisting, 30.0)).plan.edges} == {"none"}
 
     in_virtual_time(scenario())
 
