@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
@@ -65,6 +66,8 @@ def retuned(graph: Graph, costs: Sequence[NodeCost], plan: Plan, network: Networ
 
     `network` has all of the plan's peers.
     """
+    if any(before > after for before, after in pairwise(plan.slice_of)):
+        return plan  # a cut through branches is no layout of a chain, and no policy knows its links
     parts = cut(graph, plan.slice_of)
     chain = chain_of(graph, costs)
     layout = with_ratios(chain, network, layout_of(plan, chain, network), terms_of(request))

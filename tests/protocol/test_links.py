@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 
 import numpy as np
@@ -13,7 +14,8 @@ from fusion_p2p.errors import StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.owner.swarm_survey import survey
+from fusion_p2p.owner.own_links import OwnLinks
+from fusion_p2p.owner.swarm_survey import survey, survey_of
 from fusion_p2p.peer import planning
 from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.peer.link_watch import IDLE_AFTER_S
@@ -214,6 +216,28 @@ def test_a_dry_run_surveys_the_peers_that_are_free() -> None:
             for i, j in itertools.permutations(range(4), 2):
                 real = world.network.wire(nodes[i], nodes[j]).link.bytes_per_s
                 assert 1 / network.beta_s[i, j] == pytest.approx(real, rel=0.2), (i, j)
+
+    in_virtual_time(scenario())
+
+
+def test_the_owner_of_a_run_learns_what_the_links_of_its_peers_are_like_now() -> None:
+    async def scenario() -> None:
+        async with World(8, measuring=True) as world:
+            peers = [world.add().me for _ in range(3)]
+            shape(world, dict(zip(peers, (8, 16, 30), strict=True)))
+            await eventually(world.complete, within_s=10.0)
+            await measured(world, within_s=20.0)
+            for peer in peers:
+                world.work[peer].held = Holding(job=OTHER_JOB, slices=(0,))
+            guest = world.network.join()
+            look = functools.partial(survey_of, guest.transport, guest.directory, OwnLinks(guest.peer_id, LoopClock()))
+            network = await look(frozenset(peers[:2]))
+            assert network is not None
+            assert set(network.peers) == set(peers[:2])
+            for i, j in ((0, 1), (1, 0)):
+                real = world.network.wire(network.peers[i], network.peers[j]).link.bytes_per_s
+                assert 1 / network.beta_s[i, j] == pytest.approx(real, rel=0.2)
+            assert await look(frozenset({*peers, PeerId("nobody")})) is None
 
     in_virtual_time(scenario())
 

@@ -62,6 +62,12 @@ def test_what_gains_little_is_left() -> None:
     assert now(plan, 1.2) is plan
 
 
+def test_a_cut_through_branches_keeps_its_codecs() -> None:
+    plan = planned(0.01)
+    scattered = replace(plan, slice_of=(0, 1, 0, *plan.slice_of[3:]))
+    assert now(scattered, 40.0) is scattered
+
+
 def test_noise_never_makes_it_change_to_and_fro() -> None:
     """Whatever the links are, once fitted to them a plan stays when all figures vary by a tenth."""
     noise = random.Random(7)
