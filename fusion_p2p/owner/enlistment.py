@@ -207,8 +207,9 @@ class _Enlistment:
                 match answer:
                     case Waiting(reason=reason):
                         self._say(reason)
-                    case MeasureLinks(peers=peers):
-                        await messages.send(await self._measure(peers))
+                    case MeasureLinks(request=request, peers=peers):
+                        measured = await self._measure(peers)
+                        await messages.send(measured.model_copy(update={"request": request}))
                     case NotCoordinator(coordinator=coordinator, addresses=addresses):
                         self._finder.believe(coordinator, addresses)
                         if coordinator is None:

@@ -210,6 +210,7 @@ class _Talk:
         self._again_s = again_s
         self._said = ""
         self._said_at = 0.0
+        self._asked = 0
 
     async def say(self, reason: str) -> None:
         """StreamClosed when the owner has gone."""
@@ -221,13 +222,20 @@ class _Talk:
     async def links_to(self, peers: Sequence[PeerId]) -> tuple[LinkEntry, ...]:
         """What the owner measures of its links to these peers; nothing when it does not answer in time.
 
-        StreamClosed when it has gone, WireError when it says something else.
+        What it still answers to an earlier question is not heard. StreamClosed when it has gone, WireError when it says
+        something else.
         """
-        await self.messages.send(MeasureLinks(peers=tuple(peers[:MAX_LINKS])))
-        try:
-            return expect(await self.messages.receive(timeout_s=OWNER_LINKS_S), Links).entries
-        except DeadlinePassed:
-            return ()
+        self._asked += 1
+        await self.messages.send(MeasureLinks(request=self._asked, peers=tuple(peers[:MAX_LINKS])))
+        deadline = self._clock.now() + OWNER_LINKS_S
+        while (left_s := deadline - self._clock.now()) > 0:
+            try:
+                answer = expect(await self.messages.receive(timeout_s=left_s), Links)
+            except DeadlinePassed:
+                break
+            if answer.request == self._asked:
+                return answer.entries
+        return ()
 
     async def until_closed(self, timeout_s: float) -> None:
         """Until the owner closes, at most so long; what it says meanwhile comes too late."""

@@ -27,6 +27,8 @@ SWARM_PROTOCOL = "/fusion/swarm/1"
 MAX_MEMBERS_LISTED = 400
 MAX_PEERS_IN_STATUS = 120
 MAX_RECORD_BYTES = 2048
+MAX_MICRO_BATCHES = 4096
+"""In one step of a job: whoever registers has strangers compute a plan, whose work grows with them."""
 MAX_LINKS = 128
 """In one table of links."""
 
@@ -117,7 +119,7 @@ class Register(Message):
     job: JobName
     incarnation: Count
     graph: Content
-    micro_batches: Annotated[int, Field(ge=1, le=1 << 16)]
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)]
     optimiser: OptimiserSettings
     precision: Literal["fp32", "bf16"]
     base_epoch: Count
@@ -154,10 +156,14 @@ class Links(Message):
     entries: Annotated[tuple[LinkEntry, ...], Field(max_length=MAX_LINKS)]
     measuring: bool
     """More will be known in a few seconds."""
+    request: Count = 0
+    """The number of the MeasureLinks that this answers."""
 
 
 class MeasureLinks(Message):
     kind: ClassVar[str] = "measure_links"
+    request: Count
+    """An answer that comes too late names another one."""
     peers: Annotated[tuple[PeerName, ...], Field(max_length=MAX_LINKS)]
 
 

@@ -12,11 +12,14 @@ import pytest
 
 from fusion_p2p.errors import StreamClosed
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.base import Stream
+from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.net.memory_pipe import Link
-from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.net.messaging import MessageStream, expect
 from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.owner.swarm_survey import survey, survey_of
 from fusion_p2p.peer import planning
+from fusion_p2p.peer.coordination import OWNER_LINKS_S, _Talk
 from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.peer.link_watch import IDLE_AFTER_S
 from fusion_p2p.plan.measured import LinkFigures, network_of
@@ -28,6 +31,7 @@ from fusion_p2p.wire.swarm_messages import (
     SWARM_PROTOCOL,
     Holding,
     Leave,
+    LinkEntry,
     Links,
     MeasureLinks,
     Proposal,
@@ -267,6 +271,40 @@ def test_an_owner_that_does_not_measure_is_not_waited_for_long(answer: Message |
                         said = await messages.receive()
 
     in_virtual_time(scenario())
+
+
+def test_a_late_answer_of_the_owner_is_none_to_the_next_question() -> None:
+    """The links to other peers, measured when they were asked for: no plan may take them for those to these."""
+
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            owner, coordinator = network.join(), network.join()
+            asked: list[MeasureLinks] = []
+
+            async def answer_late(stream: Stream) -> None:
+                messages = MessageStream(stream, SWARM_MESSAGES)
+                for late_s in (OWNER_LINKS_S + 1.0, 0.5):
+                    asked.append(expect(await messages.receive(), MeasureLinks))
+                    await asyncio.sleep(late_s)
+                    told = tuple(entry_of(peer) for peer in asked[-1].peers)
+                    await messages.send(Links(entries=told, measuring=False, request=asked[-1].request))
+                with contextlib.suppress(StreamClosed):
+                    await messages.receive()
+
+            await owner.transport.serve(SWARM_PROTOCOL, answer_late)
+            stream = await coordinator.transport.open(owner.peer_id, SWARM_PROTOCOL)
+            talk = _Talk(MessageStream(stream, SWARM_MESSAGES), LoopClock(), 5.0)
+            began = LoopClock().now()
+            assert await talk.links_to([PeerId("a")]) == ()
+            assert LoopClock().now() - began < OWNER_LINKS_S + 0.5
+            assert await talk.links_to([PeerId("b")]) == (entry_of("b"),)
+            await stream.close()
+
+    in_virtual_time(scenario())
+
+
+def entry_of(peer: str) -> LinkEntry:
+    return LinkEntry(peer=peer, latency_s=0.01, out_bytes_per_s=1e6, in_bytes_per_s=1e6, age_s=0.0, in_age_s=0.0)
 
 
 async def until_closed(messages: MessageStream) -> None:
