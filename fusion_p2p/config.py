@@ -32,6 +32,8 @@ from fusion_p2p.setting_values import (
 ENVIRONMENT_PREFIX = "FUSION_"
 SchedulerName = Literal["auto", "op-fence", "equal-compute", "equal-number"]
 DEFAULT_RATIO = 100.0
+MAX_MICRO_BATCHES = 4096
+"""What a coordinator plans for at most (`wire.swarm_messages`): the time that a plan takes grows with them."""
 TRACELESS_RATIO = 7.5
 """What codecs reach that leave no trace in the trained model (int4, `wire.codecs.LADDER`)."""
 KEPT_RATIO = 16.4
@@ -156,6 +158,11 @@ class JobConfig(CommonConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.micro_batches > MAX_MICRO_BATCHES:
+            raise ConfigError(
+                f"micro_batches {self.micro_batches} is more than a swarm plans for: {MAX_MICRO_BATCHES}; "
+                "raise the size of a micro-batch, or train in more steps"
+            )
         if self.batch_size % self.micro_batches:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not divisible by micro_batches {self.micro_batches}; "
@@ -215,6 +222,8 @@ class PlanConfig(JobConfig):
             raise ConfigError("plan needs either --testbed FILE or --bootstrap ADDRESS of a swarm")
         if self.plot is not None and self.plot.suffix not in (".png", ".svg"):
             raise ConfigError(f"plot: {self.plot} has to end in .png or .svg")
+        if self.plot is not None and not self.plot.parent.is_dir():
+            raise ConfigError(f"plot: there is no folder {self.plot.parent}")
 
 
 @dataclass(frozen=True, kw_only=True)

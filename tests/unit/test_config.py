@@ -76,6 +76,7 @@ def test_every_setting_has_an_environment_twin_and_a_help_text():
         ("bootstrap = [1]", "bootstrap: '[1]' should be a valid string"),
         ("optimiser = 'lion'", "optimiser: 'lion' should be sgd, adam or adamw"),
         ("steps = ", "is not valid TOML"),
+        ("batch_size = 8194\nmicro_batches = 4097", "micro_batches 4097 is more than a swarm plans for: 4096; raise"),
         ("batch_size = 10\nmicro_batches = 4", "batch_size 10 is not divisible by micro_batches 4; 8 would be"),
         ("dropout = 1.0", "dropout: '1.0' should be less than 1"),
         ("steps = 1979-05-27", "steps: '1979-05-27' should be a valid integer"),

@@ -7,7 +7,9 @@ import json
 import msgpack
 import pytest
 
+from fusion_p2p import config
 from fusion_p2p.errors import WireError
+from fusion_p2p.wire import swarm_messages
 from fusion_p2p.wire.hello_messages import HELLO_MESSAGES, Hello, Versions
 from fusion_p2p.wire.job_messages import JOB_MESSAGES, Pulse, StepReport
 from fusion_p2p.wire.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, MessageSet, body_length, unpack
@@ -88,3 +90,14 @@ def test_refusals_do_not_repeat_what_a_stranger_sent():
 def test_messages_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         Versions(protocol=1, fusion="1").protocol = 2  # type: ignore[misc]
+
+
+def test_no_job_is_registered_whose_plan_would_take_for_ever():
+    assert swarm_messages.MAX_MICRO_BATCHES == config.MAX_MICRO_BATCHES, "who is refused by the swarm learns it at once"
+    (register,) = [one for one in examples(swarm_messages.SWARM_MESSAGES) if isinstance(one, swarm_messages.Register)]
+    fields = {"kind": "register", **register.model_dump()}
+    for micro_batches in (1, swarm_messages.MAX_MICRO_BATCHES):
+        body = msgpack.packb(fields | {"micro_batches": micro_batches})
+        assert swarm_messages.SWARM_MESSAGES.decode(body).micro_batches == micro_batches
+    with pytest.raises(WireError, match="micro_batches: Input should be less than or equal to 4096"):
+        swarm_messages.SWARM_MESSAGES.decode(msgpack.packb(fields | {"micro_batches": swarm_messages.MAX_MICRO_BATCHES + 1}))
