@@ -15,7 +15,7 @@ def plan(given: Given) -> int:
     """Show who would execute what, how long a step takes, and why. For a network from a file or for a live swarm."""
     config = given.resolve(PlanConfig)
     check_addresses(config, config.bootstrap)
-    check_codec(config.codec)
+    check_codec(config.codec, config.ratio)
     configure_logging(config.log_level)
     from fusion_p2p.cli.planning import print_plan  # imports torch
 

@@ -63,7 +63,7 @@ def as_json(made: DryRun) -> dict[str, object]:
 
 def _network(config: PlanConfig, report: Report) -> Network:
     if config.testbed is not None:
-        return load_testbed(config.testbed, reference=_own_rates(config))
+        return load_testbed(config.testbed, reference=lambda: _own_rates(config, report))
     from fusion_p2p.cli.live_network import live_network  # imports hivemind
 
     found: list[Network] = []
@@ -74,16 +74,23 @@ def _network(config: PlanConfig, report: Report) -> Network:
     return found[0]
 
 
-def _own_rates(config: PlanConfig) -> float | tuple[float, float, float]:
-    """This machine's rates where it was measured before: some testbeds are relative to it."""
+def _own_rates(config: PlanConfig, report: Report) -> tuple[float, float, float]:
+    """This machine's rates where it was measured before: the testbed is relative to it."""
     try:
         known = rates(choose("auto"), config.state_directory, benchmark="off")
-    except (ConfigError, FusionError):
-        return REFERENCE_FLOPS
+    except FusionError:
+        report(
+            f"this machine was never measured: devices that are `slower` than it are planned as if it did "
+            f"{REFERENCE_FLOPS / 1e9:g} GFLOP/s; run `fusion-peer bench` once"
+        )
+        return (REFERENCE_FLOPS,) * 3
     return known.matmul_flops, known.convolution_flops, known.attention_flops
 
 
 def _draw(made: DryRun, path: Path) -> None:
     from fusion_p2p.plan.charts import draw  # imports matplotlib
 
-    draw(made.figures, made.pipeline, made.timeline, path)
+    try:
+        draw(made.figures, made.pipeline, made.timeline, path)
+    except OSError as error:
+        raise ConfigError(f"plot: cannot write {path}: {error.strerror}") from None

@@ -17,7 +17,7 @@ def train(given: Given) -> int:
     """Train a model over the peers of a swarm. With --resume RUN, go on where that run ended."""
     config = resolved(given)
     check_addresses(config, config.bootstrap)
-    check_codec(config.codec)
+    check_codec(config.codec, config.ratio)
     configure_logging(config.log_level)
     from fusion_p2p.monitor.view import open_view
     from fusion_p2p.owner.driver import run_train  # imports torch and hivemind

@@ -18,7 +18,7 @@ A device with `slower` instead runs so many times slower than the machine that m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -123,17 +123,22 @@ def load_testbed(
     path: Path,
     *,
     devices: Mapping[str, Mapping[str, float]] | None = None,
-    reference: float | Sequence[float] = REFERENCE_FLOPS,
+    reference: float | Sequence[float] | Callable[[], Sequence[float]] = REFERENCE_FLOPS,
 ) -> Network:
     """The network that a file describes; peers are called SITE/INDEX/DEVICE, for example `A/0/V100`.
 
     devices: more entries as in `devices.json`; the file's own win over them. reference: FLOP/s of this machine (one for all
-    kinds, or three in the order of `Network.flops_per_s`), for devices that are relative to it.
+    kinds, or three in the order of `Network.flops_per_s`), for devices that are relative to it; a function is asked only if
+    there are any.
     ConfigError, one sentence, for a file that cannot be read, does not fit the format or contradicts itself.
     """
     bed = _parse(path)
     try:
         known = _device_table() | _parse_devices(devices or {}) | bed.devices
+        _check(bed, known)
+        if callable(reference):
+            relative = any(known[name].slower is not None for site in bed.sites for name in site.devices)
+            reference = reference() if relative else REFERENCE_FLOPS
         return _build(bed, known, np.broadcast_to(np.asarray(reference, dtype=np.float64), (3,)))
     except ConfigError as error:
         raise ConfigError(f"testbed {path}: {error}") from None
@@ -177,7 +182,6 @@ def _parse_devices(table: Mapping[str, Mapping[str, float]]) -> dict[str, _Devic
 
 
 def _build(bed: _Testbed, devices: Mapping[str, _Device], reference: Floats) -> Network:
-    _check(bed, devices)
     places = _listed(bed)
     sites = [place.site for place in places]
     if bed.owner is not None:

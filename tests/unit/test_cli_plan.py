@@ -69,6 +69,9 @@ def test_pipeline_and_micro_batches_are_obeyed(capsys: pytest.CaptureFixture[str
     [
         (["--plot", "plan.pdf"], "has to end in .png or .svg"),
         (["--codec", "zip"], "unknown codec 'zip'"),
+        (["--codec", "topk:10", "--ratio", "50"], "says itself how much it keeps, as in topk:50"),
+        (["--ratio", "50"], "it is for the policies uniform, adatopk, adaptive"),
+        (["--plot", "no-such-folder/plan.png"], "plot: there is no folder no-such-folder"),
         (["--bootstrap", "/ip4/1.2.3.4"], "either --testbed FILE or --bootstrap ADDRESS"),
         (["--model", "a.b:c"], "give its --data"),
         (["--model", "gpt3"], "no built-in model 'gpt3'"),
@@ -80,6 +83,20 @@ def test_wrong_usage_is_one_sentence(capsys: pytest.CaptureFixture[str], argumen
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert sentence in error
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "plan.png").mkdir()
+    assert plan(*SMALL, "--plot", str(tmp_path / "plan.png")) == 2
+    assert "error: plot: cannot write" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("testbed", "relative"), [(T7, True), (T2, False)], ids=["relative devices", "absolute devices"])
+def test_guessed_rates_of_this_machine_are_said_to_be_guessed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, testbed: Path, relative: bool
+):
+    assert plan(*SMALL, "--state-dir", str(tmp_path), testbed=testbed) == 0
+    assert ("was never measured" in capsys.readouterr().err) == relative
 
 
 def test_a_wrong_testbed_is_refused_before_anything_is_captured(capsys: pytest.CaptureFixture[str], tmp_path: Path):
