@@ -57,6 +57,10 @@ PER_REMOTE = 3
 """Probes that one peer may have of us in a minute."""
 PER_MINUTE = 24
 """Probes that all together may have: 192 MiB at most, and that only on lines that are fast."""
+STRANGERS_PER_MINUTE = 8
+"""Of these at most so many for strangers, owners among them: their ids are free, and members measure too."""
+STRANGER_S = 3.0
+"""A probe by a stranger that takes longer is given up: an owner has no more time for all its links."""
 MINUTE_S = 60.0
 _NOISE = random.Random(0).randbytes(MAX_CHUNK_BYTES)
 """Nothing on the way can compress it."""
@@ -83,27 +87,29 @@ class Busy:
 
 @dataclass
 class _Allowance:
-    """How often strangers may have themselves probed."""
+    """How often others may have themselves probed. begun: when, by whom, and whether that was a stranger."""
 
-    begun: dict[PeerId, list[float]] = field(default_factory=dict)
+    begun: list[tuple[float, PeerId, bool]] = field(default_factory=list)
 
-    def wait_s(self, peer: PeerId, now: float) -> float:
+    def wait_s(self, peer: PeerId, now: float, *, stranger: bool) -> float:
         """0 and one probe taken off, or how long to wait."""
         since = now - MINUTE_S
-        self.begun = {p: kept for p, times in self.begun.items() if (kept := [at for at in times if at > since])}
-        mine, everybody = self.begun.get(peer, []), sorted(at for times in self.begun.values() for at in times)
-        if len(mine) >= PER_REMOTE:
-            return mine[-PER_REMOTE] - since
-        if len(everybody) >= PER_MINUTE:
-            return everybody[-PER_MINUTE] - since
-        self.begun[peer] = [*mine, now]
-        return 0.0
+        self.begun = [one for one in self.begun if one[0] > since]
+        everybody = [at for at, _, _ in self.begun]
+        mine = [at for at, other, _ in self.begun if other == peer]
+        strangers = [at for at, _, strange in self.begun if strange]
+        limits = [(mine, PER_REMOTE), (everybody, PER_MINUTE), *([(strangers, STRANGERS_PER_MINUTE)] if stranger else [])]
+        wait_s = max((times[-most] - since for times, most in limits if len(times) >= most), default=0.0)
+        if wait_s == 0.0:
+            self.begun.append((now, peer, stranger))
+        return wait_s
 
 
 class Prober:
     """Probes peers and, after `serve`, is probed by them; never two at once, so that none disturbs the other.
 
-    `measured` is told what peers that probe us found; `occupied` says for how many seconds we have no ear for them, 0 for none.
+    `measured` is told what peers that probe us found; `occupied` says for how many seconds we have no ear for them, 0 for none;
+    `is_member` whether we know a peer: strangers get less, and nobody is told what they found.
     """
 
     def __init__(
@@ -111,10 +117,12 @@ class Prober:
         clock: Clock,
         measured: Callable[[PeerId, Measured], None] = lambda peer, found: None,
         occupied: Callable[[], float] = lambda: 0.0,
+        is_member: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
         self._clock = clock
         self._measured = measured
         self._occupied = occupied
+        self._is_member = is_member
         self._allowance = _Allowance()
         self._until: float | None = None
         """When the probe that is going on ends at the latest."""
@@ -127,7 +135,7 @@ class Prober:
         """Measure both directions, about `budget_s` each. NetworkError or WireError; never longer than SESSION_S + OPEN_S."""
         if (wait_s := self._own_wait_s()) > 0:
             return Busy(wait_s)
-        async with self._alone(peer):
+        async with self._alone(peer, SESSION_S):
             stream = await open_stream(peer, PROBE_PROTOCOL, OPEN_S)
             try:
                 return await _Asking(stream, self._clock, budget_s).run()
@@ -138,29 +146,31 @@ class Prober:
         return 0.0 if self._until is None else max(0.1, min(1.0, self._until - self._clock.now()))
 
     @contextlib.asynccontextmanager
-    async def _alone(self, peer: PeerId) -> AsyncIterator[None]:
+    async def _alone(self, peer: PeerId, most_s: float) -> AsyncIterator[None]:
         """One probe at a time, and that not for ever."""
-        self._until = self._clock.now() + SESSION_S
+        self._until = self._clock.now() + most_s
         try:
-            async with asyncio.timeout(SESSION_S):
+            async with asyncio.timeout(most_s):
                 yield
         except TimeoutError:
-            raise DeadlinePassed(f"probing the links with {peer} took longer than {SESSION_S:g} s") from None
+            raise DeadlinePassed(f"probing the links with {peer} took longer than {most_s:g} s") from None
         finally:
             self._until = None
 
     async def _serve(self, stream: Stream) -> None:
         messages = MessageStream(stream, PROBE_MESSAGES)
         expect(await messages.receive(timeout_s=OPEN_S), BeginProbe)
+        stranger = not self._is_member(stream.remote)
         wait_s = max(self._own_wait_s(), self._occupied())
-        wait_s = wait_s or self._allowance.wait_s(stream.remote, self._clock.now())
+        wait_s = wait_s or self._allowance.wait_s(stream.remote, self._clock.now(), stranger=stranger)
         if wait_s > 0:
             await messages.send(ProbeBusy(retry_s=wait_s))
             return
-        async with self._alone(stream.remote):
+        async with self._alone(stream.remote, STRANGER_S if stranger else SESSION_S):
             await messages.send(ProbeReady())
             found = await _Answering(stream, messages, self._clock).run()
-        self._measured(stream.remote, found)
+        if not stranger:
+            self._measured(stream.remote, found)
 
 
 class _Asking:

@@ -42,7 +42,7 @@ class LinkWatch:
         self._presence = presence
         self._work = work
         self._clock = clock
-        self._prober = Prober(clock, self._found, self._occupied_s)
+        self._prober = Prober(clock, self._found, self._occupied_s, self._is_here)
         self._table = links.LinkTable(presence.me)
         self._random = random.Random(presence.me)
         self._progress = (0, clock.now())
@@ -96,6 +96,9 @@ class LinkWatch:
             and present.announcement is not None
             and present.announcement.reachability != "outbound-only"
         }
+
+    def _is_here(self, peer: PeerId) -> bool:
+        return any(present.peer == peer for present in self._presence.members())
 
     def _occupied_s(self) -> float:
         """0 when there is time for probes."""

@@ -39,6 +39,7 @@ from fusion_p2p.wire.swarm_messages import (
 )
 from tests.protocol.swarm_world import LoopClock, World, eventually, in_virtual_time
 from tests.protocol.test_enlistment import JOB, OTHER_JOB, Owner, finished, start
+from tests.protocol.test_probing import opener
 
 MBIT = 1e6 / 8
 LAN = Link(latency_s=0.0002, bytes_per_s=940 * MBIT)
@@ -242,6 +243,22 @@ def test_the_owner_of_a_run_learns_what_the_links_of_its_peers_are_like_now() ->
                 real = world.network.wire(network.peers[i], network.peers[j]).link.bytes_per_s
                 assert 1 / network.beta_s[i, j] == pytest.approx(real, rel=0.2)
             assert await look(frozenset({*peers, PeerId("nobody")})) is None
+
+    in_virtual_time(scenario())
+
+
+def test_who_is_no_member_gets_no_place_in_a_table() -> None:
+    async def scenario() -> None:
+        async with World(10, measuring=True) as world:
+            peers = [world.add().me for _ in range(2)]
+            await eventually(world.complete, within_s=10.0)
+            await measured(world, within_s=20.0)
+            guest = world.network.join()
+            found = await OwnLinks(guest.peer_id, LoopClock()).measure(opener(guest), peers)
+            assert {entry.peer for entry in found.entries} == set(peers)
+            await asyncio.sleep(1.0)
+            for peer, table in (await tables(world)).items():
+                assert {entry.peer for entry in table.entries} == set(peers) - {peer}
 
     in_virtual_time(scenario())
 

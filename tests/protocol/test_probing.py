@@ -12,7 +12,17 @@ from fusion_p2p.net.base import Stream
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.net.messaging import MessageStream, expect
-from fusion_p2p.net.probing import PER_MINUTE, PER_REMOTE, SESSION_S, Busy, Measured, Open, Prober
+from fusion_p2p.net.probing import (
+    PER_MINUTE,
+    PER_REMOTE,
+    SESSION_S,
+    STRANGER_S,
+    STRANGERS_PER_MINUTE,
+    Busy,
+    Measured,
+    Open,
+    Prober,
+)
 from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.probe_messages import (
     MAX_DIRECTION_BYTES,
@@ -176,6 +186,43 @@ def test_nobody_is_probed_more_than_a_few_times_a_minute() -> None:
             assert sum(isinstance(answer, Measured) for answer in answers) == PER_MINUTE - PER_REMOTE
             await asyncio.sleep(60)
             assert isinstance(await Prober(LoopClock()).probe(opener(stubborn), host.peer_id), Measured)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(40)
+def test_strangers_leave_room_for_members_and_are_not_listened_to() -> None:
+    """Ids are free: as many as somebody likes use up no more than the part of strangers."""
+
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            host, members = network.join(), [network.join() for _ in range(PER_MINUTE - STRANGERS_PER_MINUTE)]
+            known, learnt = {member.peer_id for member in members}, dict[PeerId, Measured]()
+            await Prober(LoopClock(), learnt.__setitem__, is_member=known.__contains__).serve(host.transport)
+            strangers = [network.join() for _ in range(PER_MINUTE)]
+            answers = [await Prober(LoopClock()).probe(opener(one), host.peer_id) for one in strangers]
+            assert [type(answer) for answer in answers] == [Measured] * STRANGERS_PER_MINUTE + [Busy] * len(known)
+            answers = [await Prober(LoopClock()).probe(opener(one), host.peer_id) for one in members]
+            assert {type(answer) for answer in answers} == {Measured}
+            await asyncio.sleep(0.1)
+            assert set(learnt) == known
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.row(40)
+def test_a_slow_stranger_keeps_members_waiting_only_for_a_short_while() -> None:
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            stranger, member, host = network.join(), network.join(), network.join()
+            await Prober(LoopClock(), is_member=member.peer_id.__eq__).serve(host.transport)
+            slow = MessageStream(await stranger.transport.open(host.peer_id, PROBE_PROTOCOL), PROBE_MESSAGES)
+            await slow.send(BeginProbe())
+            expect(await slow.receive(), ProbeReady)
+            await asyncio.sleep(STRANGER_S - 0.1)
+            assert isinstance(await Prober(LoopClock()).probe(opener(member), host.peer_id), Busy)
+            await asyncio.sleep(0.2)
+            assert isinstance(await Prober(LoopClock()).probe(opener(member), host.peer_id), Measured)
 
     in_virtual_time(scenario())
 
