@@ -3,7 +3,7 @@
 The rival is what a first implementation does: `torch.topk`, then values as float32 and places as int64. Both sides run in
 turn in this process, and medians are compared; seconds on the CPU are the process's own, so that others disturb them less.
 The link speed up to which a codec pays is (bits saved) / (seconds to encode and decode): on a faster link sending the value as
-it is takes less time. `adaptive` goes by `wire.codecs.PAYS_BELOW`, which is a little under these figures.
+it is takes less time. `adaptive` goes by `plan.coding`: the same costs as passes over memory, for a link's two devices.
 
     python -m contrib.benchmarks.codec
 """
@@ -82,7 +82,7 @@ def _naive(values: Tensor) -> Callable[[], object]:
 
 def _whole_way(text: str, values: Tensor) -> Callable[[], object]:
     sender, reader = (EdgeCodec(parse(text), TYPE, values.device) for _ in range(2))
-    return lambda: reader.decode_evaluation(sender.encode_evaluation(values))
+    return lambda: reader.decode_forward(AT, sender.encode_forward(AT, values))
 
 
 def _bits() -> dict[str, float]:
@@ -98,7 +98,7 @@ def _bits() -> dict[str, float]:
         bound = (math.lgamma(COUNT + 1) - math.lgamma(kept + 1) - math.lgamma(COUNT - kept + 1)) / math.log(2)
         taken = 8 * sum(len(part) for part in bits.encode_places(places, COUNT))
         figures[f"index_bits_over_bound_{ratio}"] = taken / bound - 1
-    payload = EdgeCodec(parse(f"topk:{RATIO}:int8"), TYPE, values.device).encode_evaluation(values)
+    payload = EdgeCodec(parse(f"topk:{RATIO}:int8"), TYPE, values.device).encode_forward(AT, values)
     return {
         "index_bits_over_bound": figures[f"index_bits_over_bound_{RATIO}"],
         **figures,
@@ -126,8 +126,8 @@ def _costs(text: str, values: Tensor, rounds: int) -> tuple[float, float, int]:
     data = sender.encode_forward(AT, values)
     reader.decode_forward(AT, data)
     clock = time.perf_counter if values.is_cuda else time.process_time
-    encode = [_seconds(lambda: sender.encode_evaluation(values), clock) for _ in range(rounds)]
-    decode = [_seconds(lambda: _done(reader.decode_evaluation(data)), clock) for _ in range(rounds)]
+    encode = [_seconds(lambda: sender.encode_forward(AT, values), clock) for _ in range(rounds)]
+    decode = [_seconds(lambda: _done(reader.decode_forward(AT, data)), clock) for _ in range(rounds)]
     return statistics.median(encode), statistics.median(decode), len(data)
 
 

@@ -23,6 +23,8 @@ from fusion_p2p.wire.job_messages import TrainingSettings
 HOST = torch.device("cpu")
 NOTHING = "nothing"
 """Not a codec: the value and its gradient arrive as zeros. A control."""
+NO_STEP = Moment(0, 0)
+"""Steps count from 1: what crosses outside of them."""
 Batch = Mapping[str, Tensor]
 Cross = Callable[[Crossing, Tensor], Tensor]
 Task = Callable[[int, int, Mapping[int, Tensor]], dict[int, Tensor]]
@@ -139,7 +141,10 @@ class CodedRun:
         if self._spec[edge] == NOTHING:
             return torch.zeros_like(tensor)
         sender, reader = self._codecs[edge]
-        return reader.decode_evaluation(sender.encode_evaluation(tensor))
+        arrived = reader.decode_forward(NO_STEP, sender.encode_forward(NO_STEP, tensor))
+        for end in (sender, reader):
+            end.drop(NO_STEP)
+        return arrived
 
     def _backward(self, at: Moment) -> None:
         returned: dict[Crossing, Tensor | None] = {}

@@ -95,14 +95,6 @@ class EdgeCodec:
             raise WireError(f"a gradient came for value {self._key[0]}, which was refused")
         return self._shaped(self._coder.scatter(self._coder.decode_masked(payload).to(self._device), places))
 
-    def encode_evaluation(self, tensor: Tensor) -> memoryview:
-        """The payload of a value in validation; nothing is remembered."""
-        return self._encode(tensor, None)[0]
-
-    def decode_evaluation(self, data: Buffer) -> Tensor:
-        """The value in a payload of validation."""
-        return self._decode(data, backward=False)[0]
-
     def drop(self, moment: Moment) -> None:
         """No gradient flows back at this moment."""
         self._kept.pop(moment, None)

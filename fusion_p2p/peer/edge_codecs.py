@@ -20,8 +20,11 @@ from fusion_p2p.graph.schema import Graph
 from fusion_p2p.job.topology import ReplicaEdges
 from fusion_p2p.net.values import NOTHING, Payload
 from fusion_p2p.plan.plan import Plan
-from fusion_p2p.wire.codecs import CodecSpec, parse
+from fusion_p2p.wire.codecs import NONE, CodecSpec, parse
 from fusion_p2p.wire.frames import Direction, Edge, Moment
+
+CODED = frozenset({Direction.FORWARD, Direction.BACKWARD})
+"""What codecs apply to: training. Validation is of the model as it is exported, without them, so its values travel dense."""
 
 
 def planned_codecs(plan: Plan, edges: Sequence[ReplicaEdges]) -> dict[Edge, CodecSpec]:
@@ -37,6 +40,11 @@ def as_forward(edge: Edge) -> Edge:
     return Edge(edge.value, *ends, Direction.FORWARD)
 
 
+def codec_of(planned: Mapping[Edge, CodecSpec], edge: Edge) -> CodecSpec:
+    """The codec of what travels on an edge in its direction."""
+    return planned.get(as_forward(edge), NONE) if edge.direction in CODED else NONE
+
+
 _HOST = torch.device("cpu")
 
 
@@ -49,7 +57,7 @@ class Coded:
 
 
 class EdgeCodecs:
-    """One codec per edge to or from a replica; feeds and sums of gradients travel as they are.
+    """One codec per edge to or from a replica; feeds, sums of gradients and validation travel as they are.
 
     All calls belong on one thread, which need not be the one that computes.
     """
@@ -95,14 +103,8 @@ class EdgeCodecs:
         type_ = self._graph.types[edge.value]
         if codec is None:
             return Payload(type_, to_bytes(tensor))
-        match edge.direction:
-            case Direction.FORWARD:
-                data = codec.encode_forward(moment, tensor)
-            case Direction.EVALUATE:
-                data = codec.encode_evaluation(tensor)
-            case _:
-                data = codec.encode_backward(moment, tensor)
-        return Payload(type_, data, codec.family)
+        encode = codec.encode_forward if edge.direction is Direction.FORWARD else codec.encode_backward
+        return Payload(type_, encode(moment, tensor), codec.family)
 
     def _decode(self, edge: Edge, moment: Moment, payload: Payload) -> Tensor | None:
         codec = self._of(edge)
@@ -113,13 +115,8 @@ class EdgeCodecs:
         if codec is None:
             # What is shared waits for the end of the step: on the host, where it does not take the device's memory.
             return from_bytes(payload.data, payload.type, _HOST if edge.direction is Direction.TIED else self._device)
-        match edge.direction:
-            case Direction.FORWARD:
-                return codec.decode_forward(moment, payload.data)
-            case Direction.EVALUATE:
-                return codec.decode_evaluation(payload.data)
-            case _:
-                return codec.decode_backward(moment, payload.data)
+        decode = codec.decode_forward if edge.direction is Direction.FORWARD else codec.decode_backward
+        return decode(moment, payload.data)
 
     def _complaint(self, value: int, gradient: Tensor) -> str:
         """What is wrong with a gradient that its codec refused."""
@@ -131,4 +128,4 @@ class EdgeCodecs:
             codec.forget(step)
 
     def _of(self, edge: Edge) -> EdgeCodec | None:
-        return None if edge.direction is Direction.TIED else self._codecs.get(as_forward(edge))
+        return self._codecs.get(as_forward(edge)) if edge.direction in CODED else None

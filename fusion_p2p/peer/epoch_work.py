@@ -26,10 +26,9 @@ from fusion_p2p.job.topology import TRIGGER, ReplicaEdges, edge_credits
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.values import Expected, Payload, ValueReceiver, ValueSender
 from fusion_p2p.peer.coding import Coding, CodingFailed
-from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs, as_forward, planned_codecs
+from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs, codec_of, planned_codecs
 from fusion_p2p.peer.tasks import Outcome, SliceTasks
 from fusion_p2p.plan.plan import Plan
-from fusion_p2p.wire.codecs import NONE
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment, RunId
 from fusion_p2p.wire.job_messages import Applied, Commit, EvalReport, Failed, Lost, Skip, StepReport, TrainingSettings
 from fusion_p2p.wire.messages import Message
@@ -180,7 +179,7 @@ class EpochWork:
         flows.refuse_without_credit(self._flows[edge.target], flows.Arrived(edge, moment, self._credits[edge]))
         if edge.value == TRIGGER:
             return Expected(_TRIGGER_TYPE)
-        return Expected(self._built.graph.types[edge.value], self._codecs.get(as_forward(edge), NONE))
+        return Expected(self._built.graph.types[edge.value], codec_of(self._codecs, edge))
 
     def deliver(self, edge: Edge, moment: Moment, payload: Payload) -> None:
         """Put a value into the mailbox. WireError when it is a nothing where a value belongs, or comes without credit."""

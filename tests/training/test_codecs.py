@@ -20,6 +20,7 @@ from fusion_p2p.plan.plan import Plan
 from fusion_p2p.wire.codecs import FAMILIES, backward_bytes, effective, forward_bytes, parse
 from fusion_p2p.wire.frames import OWNER, Direction, FrameKind, Header
 from tests.swarm_in_memory import Owner, owner, run_config, volunteers
+from tests.training.local_run import LocalRun
 from tests.training.test_run import contiguous
 
 SPECS = ("bf16", "int8", "topk:10:int8", "topk-paper:30", "fp16", "int4", "topk:10:fp16", "topk-independent:10")
@@ -79,13 +80,32 @@ async def test_a_run_trains_and_validates_and_sends_what_its_plan_announced(
         type_, backward = types[header.edge.value], header.edge.direction is Direction.BACKWARD
         codec = codecs[header.edge.target if backward else header.edge.source]
         spec = parse(codec)
+        if header.edge.direction is Direction.EVALUATE:  # of the model as it is exported, which has no codecs
+            assert (header.codec, header.payload_bytes) == ("none", type_.num_bytes)
+            continue
         assert header.codec == effective(spec, type_).family
         announced = (backward_bytes if backward else forward_bytes)(spec, type_)
         exact = header.codec not in ("topk", "topk-independent")
         assert header.payload_bytes == announced if exact else 0 < header.payload_bytes <= announced
         carried[header.codec].add(header.edge.direction)
-    every = {Direction.FORWARD, Direction.BACKWARD, Direction.EVALUATE}
+    every = {Direction.FORWARD, Direction.BACKWARD}
     assert {codec for codec, directions in carried.items() if directions == every} == {parse(codec).family for codec in codecs}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["codec alone", "mask in the graph"])
+async def test_validation_is_of_the_model_as_it_is_exported(tmp_path: Path, kept: bool):
+    """Without the codec's mask; with it where it is an operator of the graph."""
+    masks: dict[str, Any] = {"codec": "topk:3", "keep_sparsifier": True, "cuts": 1} if kept else {}
+    owned = await train(tmp_path / "run", "topk:3", validate_every=4, validation_batches=2, **masks)
+    config = owned.run._context.config
+    graph, trained = owned.run._job.graph, final_state(tmp_path / "run")
+    assert any(node.op == "mul.Tensor" and node.module.startswith("cut.") for node in graph.nodes) == kept
+    exported = LocalRun(graph, [0] * len(graph.nodes), {})
+    (whole,) = (executor.state.parameters for executor in exported.slices)
+    for value, tensor in whole.items():
+        tensor.detach().copy_(trained[f"parameter/{graph.parameter(value).name}"])
+    losses = [exported.evaluate(config.steps + 1, index, owned.data.validation(index)) for index in range(2)]
+    assert owned.recorder.snapshots[-1].validation_loss == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
 async def test_coded_runs_end_with_the_same_bits(tmp_path: Path):
