@@ -23,7 +23,7 @@ FAST := not process and not slow
 .PHONY: help setup check format test demo bench-main bench-codec bench-convergence bench-planner bench-emulated clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## the virtual environment .venv with everything in it (the other targets do it by themselves)
 
@@ -64,7 +64,7 @@ demo: $(STAMP) ## one bootstrap, three peers and an owner train a small GPT-2 on
 bench-main: $(STAMP) ## parity, efficiency, transport, hostile input, exits: the table of README.md (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.main_job $(if $(ONLY),--only $(ONLY))
 
-bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised against measured (root, Linux; 15 minutes)
+bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised against measured, time to a loss, overlap (root; 26 minutes)
 	$(BIN)/python -m contrib.benchmarks.emulated $(if $(ONLY),--only $(ONLY))
 
 bench-codec: $(STAMP) ## codecs: speed, bits per kept element, up to which link each pays
