@@ -25,6 +25,8 @@ from fusion_p2p.plan.together import together
 NAME = "auto"
 KEPT_TOGETHER = 4
 """Of the fastest layouts so many are tried with the copies of tied parameters on one peer."""
+DOUBTED, DOUBTED_WITH_REPLICAS = 1.25, 2.0
+"""A candidate is not simulated if the formula says that it takes so many times longer than the best one simulated."""
 OTHERS: tuple[Callable[[Chain, Network, Terms], Layout | NoPlan], ...] = (equal_number, equal_compute, op_fence)
 
 
@@ -53,5 +55,10 @@ def _offer_all(judge: Judge, portfolio: Portfolio) -> None:
             judge.offer(layout)
         else:
             judge.refusal = judge.refusal or layout
-    for stages in portfolio.candidates():
-        judge.stages(NAME, stages, recompute=portfolio.terms.recompute)
+    recompute = portfolio.terms.recompute
+    candidates = dict.fromkeys(portfolio.candidates())
+    ranked = sorted((judge.estimate(stages, recompute=recompute), number, stages) for number, stages in enumerate(candidates))
+    for estimated_s, _, stages in ranked:
+        alone = all(len(stage.peers) == 1 for stage in stages)
+        if estimated_s <= (DOUBTED if alone else DOUBTED_WITH_REPLICAS) * judge.best_s:
+            judge.stages(NAME, stages, recompute=recompute)

@@ -11,10 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fusion_p2p.plan.estimate import formula
 from fusion_p2p.plan.judging import Judge
-from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.ratios import adatopk, most
+from fusion_p2p.plan.layout import Stage
 from fusion_p2p.plan.times import work
 
 LOOKED_AT = 250
@@ -63,22 +61,14 @@ def _faster(judge: Judge, stages: Stages, recompute: bool) -> tuple[Stages, bool
 
 def _promising(judge: Judge, stages: Stages, recompute: bool) -> list[Stages]:
     """Changed layouts, best first by the formula; of very many a random part."""
-    limit = DOUBTED * _estimate(judge, stages, recompute)
-    fresh = [changed for changed in changes(judge, stages) if (changed, recompute) not in judge.seen]
-    if len(fresh) > LOOKED_AT:
-        chosen = np.random.default_rng(judge.terms.seed).choice(len(fresh), LOOKED_AT, replace=False)
-        fresh = [fresh[number] for number in sorted(chosen.tolist())]
-    ranked = sorted((_estimate(judge, changed, recompute), number) for number, changed in enumerate(fresh))
+    limit = DOUBTED * judge.estimate(stages, recompute=recompute)
+    changed = list(changes(judge, stages))
+    if len(changed) > LOOKED_AT:
+        chosen = np.random.default_rng(judge.terms.seed).choice(len(changed), LOOKED_AT, replace=False)
+        changed = [changed[number] for number in sorted(chosen.tolist())]
+    fresh = [one for one in changed if (one, recompute) not in judge.seen]
+    ranked = sorted((judge.estimate(one, recompute=recompute), number) for number, one in enumerate(fresh))
     return [fresh[number] for seconds, number in ranked if seconds <= limit]
-
-
-def _estimate(judge: Judge, stages: Stages, recompute: bool) -> float:
-    """By the formula. `adaptive` ratios end within a few percent of the step with all links at the most, and cost far more."""
-    layout = Layout(NAME, stages, recompute=recompute)
-    terms, links = judge.terms, formula(judge.chain, judge.network, layout, judge.terms.micro_batches)
-    if terms.codec == "adatopk":
-        return links.step_s(adatopk(links.message_s, terms.ratio))
-    return links.step_s(np.full(len(stages) - 1, most(terms)))
 
 
 def changes(judge: Judge, stages: Stages) -> Iterator[Stages]:

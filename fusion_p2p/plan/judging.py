@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from fusion_p2p.plan.chain import Chain
+from fusion_p2p.plan.estimate import formula
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.memory import within_memory
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipelines import pipeline_of_layout
 from fusion_p2p.plan.plan import Schedule
-from fusion_p2p.plan.ratios import with_ratios
+from fusion_p2p.plan.ratios import adatopk, most, with_ratios
 from fusion_p2p.plan.request import NoPlan, Terms
 from fusion_p2p.plan.simulate import simulate
 
@@ -43,6 +46,16 @@ class Judge:
     def stages(self, scheduler: str, stages: Sequence[Stage], *, recompute: bool) -> float:
         """The same for stages alone."""
         return self.offer(Layout(scheduler, tuple(stages), recompute=recompute))
+
+    def estimate(self, stages: Sequence[Stage], *, recompute: bool) -> float:
+        """Seconds by the formula. `adaptive` ratios end within a few percent of those with all links at the most, and cost far
+        more to find.
+        """
+        layout = Layout("estimate", tuple(stages), recompute=recompute)
+        links = formula(self.chain, self.network, layout, self.terms.micro_batches)
+        if self.terms.codec == "adatopk":
+            return links.step_s(adatopk(links.message_s, self.terms.ratio))
+        return links.step_s(np.full(len(stages) - 1, most(self.terms)))
 
     def fastest(self, count: int) -> list[tuple[tuple[Stage, ...], bool]]:
         """Stages, and whether they recompute, of the fastest layouts offered."""

@@ -23,6 +23,8 @@ PERMUTED = 5
 """Up to so many communities every order of them is tried."""
 ROUGH = 0.02
 """Tolerance of an estimate that only has to rank orders."""
+RUNS = 5
+"""Of the kernel, for each step of a random walk."""
 GREEDY_STARTS = 10
 FAST_WEIGHTS = (0.0, 0.3, 1.0, 3.0)
 CHEAP_CUT = 0.1
@@ -77,16 +79,21 @@ def anneal(problem: PathProblem, start: tuple[Path, Order], steps: int, seed: in
     numbers = np.random.default_rng(seed)
     current = best = start
     sites = problem.nodes.sites
+    refused: dict[Order, float] = {}
+    known = {start[1]: start[0]}
     for step in range(steps if len(start[1]) > 1 else 0):
         temperature = HEAT * start[0].step_s * (1 - step / steps) ** 2
         accepted = current[0].step_s - temperature * math.log(1 - numbers.random())
         order = _moved(current, sites, numbers)
-        path = best_path(problem, order, tolerance=ROUGH, below=accepted)
-        if path is None:
-            continue
-        current = path, order
-        if path.step_s < best[0].step_s:
-            best = current
+        if order not in known and refused.get(order, 0.0) < accepted:
+            path = best_path(problem, order, tolerance=ROUGH, below=accepted, most_runs=RUNS)
+            if path is None:
+                refused[order] = accepted
+            else:
+                known[order] = path
+        if order in known and known[order].step_s < accepted:
+            current = known[order], order
+            best = min(best, current, key=lambda pair: pair[0].step_s)
     return best
 
 

@@ -118,13 +118,21 @@ def holding(problem: PathProblem, in_flight: float | Floats) -> PathProblem:
     return replace(problem, blocks=blocks)
 
 
-def best_path(problem: PathProblem, order: Sequence[int], *, tolerance: float = 0.004, below: float = math.inf) -> Path | None:
+def best_path(
+    problem: PathProblem,
+    order: Sequence[int],
+    *,
+    tolerance: float = 0.004,
+    below: float = math.inf,
+    most_runs: int | None = None,
+) -> Path | None:
     """The pipeline of least estimate over peers in this order; None when none fits memory and takes less than `below` seconds.
 
-    tolerance: the estimate is at most this much above the least there is, relatively.
+    tolerance: the estimate is at most this much above the least there is, relatively; or more, where that takes more than
+    `most_runs` runs of the kernel.
     """
     search = _Search.of(problem, order, max(tolerance, LEAST_TOLERANCE), below)
-    return search.best() if len(order) else None
+    return search.best(most_runs) if len(order) else None
 
 
 class _Found(NamedTuple):
@@ -156,7 +164,7 @@ class _Search:
         links = link_tables(peers, problem.sizes, problem.nodes, 1 if problem.limits[kernel.USE_ALL] else REACH)
         return cls(problem, peers, slowest, groups, links, tolerance, below)
 
-    def best(self) -> Path | None:
+    def best(self, most_runs: int | None = None) -> Path | None:
         """Branch and bound over T. An interval of T is known by the least fill at its upper end."""
         more = self.problem.more
         best = self.run(self.below / more if more else INFINITE, self.below)
@@ -164,7 +172,9 @@ class _Search:
             return None
         low = 1.0 / float((1.0 / self.problem.nodes.total_s[self.order]).sum())
         intervals = [(best.fill_s + more * low, low, best.bottleneck_s, best.fill_s)]
-        while intervals:
+        runs = 1
+        while intervals and runs != most_runs:
+            runs += 1
             bound, low, high, fill = heappop(intervals)
             limit = min(best.step_s, self.below) / (1 + self.tolerance)
             if bound >= limit:
