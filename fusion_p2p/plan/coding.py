@@ -18,6 +18,16 @@ class Passes:
     decode: float
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An edge's two ends, all in seconds per byte: the link there and back, and what a pass takes on either device."""
+
+    forward_s: float
+    backward_s: float
+    sender_s: float
+    reader_s: float
+
+
 _BY_FAMILY = {
     "none": Passes(0.0, 0.0),
     "bf16": Passes(2.5, 2.0),
@@ -35,3 +45,10 @@ def coding_passes(spec: CodecSpec, *, backward: bool) -> Passes:
     if backward and spec.reuses_mask:
         return _AT_KNOWN_PLACES
     return _BY_FAMILY.get(spec.family) or Passes(12.0 + 150.0 / spec.ratio, 6.0 + 140.0 / spec.ratio)
+
+
+def pays(spec: CodecSpec, ratio: float, way: Way) -> bool:
+    """Whether coding a value and its gradient takes less time than it saves, if the codec divides their bytes by `ratio`."""
+    there, back = coding_passes(spec, backward=False), coding_passes(spec, backward=True)
+    coding_s = (there.encode + back.decode) * way.sender_s + (there.decode + back.encode) * way.reader_s
+    return coding_s < (1 - 1 / ratio) * (way.forward_s + way.backward_s)

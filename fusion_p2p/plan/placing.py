@@ -7,7 +7,6 @@ first, until it fits its peer. Under gpipe it holds all of its micro-batches. A 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from fusion_p2p.graph.slices import Crossing, Cut, cut
 from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.actions import rtt_caps, wanted_credits
 from fusion_p2p.plan.chain import Chain
+from fusion_p2p.plan.coding import Way
 from fusion_p2p.plan.idle import why_idle
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.memory import CREDITS, Holding, num_moments, shortage, slice_bytes
@@ -63,11 +63,12 @@ def place(
 
 
 def codec_on(network: Network, layout: Layout, edge: Crossing, request: PlanRequest) -> str:
-    """What the policy gives an edge, by the ratios of the boundaries that it spans and its fastest link."""
+    """What the policy gives an edge, by the ratios of the boundaries that it spans and the slowest of its links."""
     pairs = product(layout.stages[edge.source].peers, layout.stages[edge.target].peers)
-    second = min(network.link_s(*pair, num_bytes=1.0) - network.link_s(*pair, num_bytes=0.0) for pair in pairs)
-    rate = 1.0 / second if second > 0 else math.inf
-    return codec_of(layout.ratios[edge.source : edge.target], request, rate)
+    source, target = max(pairs, key=lambda pair: network.pace(*pair) + network.pace(*pair[::-1]))
+    sender_s, reader_s = (1.0 / float(network.memory_bytes_per_s[peer]) for peer in (source, target))
+    way = Way(network.pace(source, target), network.pace(target, source), sender_s, reader_s)
+    return codec_of(layout.ratios[edge.source : edge.target], request, way)
 
 
 def _members(chain: Chain, network: Network, stage: Stage, layout: Layout, micro_batches: int) -> SlicePlan:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from fusion_p2p.errors import WireError
 from fusion_p2p.plan.chain import Chain
+from fusion_p2p.plan.coding import Way, pays
 from fusion_p2p.plan.estimate import Formula, formula
 from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.network import Floats, Network
@@ -85,11 +87,11 @@ def why_unknown(codec: str) -> str | None:
     return None
 
 
-def codec_of(ratios: Sequence[float], request: PlanRequest, link_bytes_per_s: float = 0.0) -> str:
+def codec_of(ratios: Sequence[float], request: PlanRequest, way: Way) -> str:
     """The codec of an edge that spans boundaries with these ratios, as text for the plan: one that divides by the largest.
 
     `adaptive` takes the least lossy rung that is enough, of those that leave no trace in the model as far as they reach, and
-    never one that takes longer than it saves on a link of this speed.
+    never one that takes longer than it saves on this link between these devices.
     """
     ratio = max(ratios)
     match request.codec:
@@ -98,8 +100,13 @@ def codec_of(ratios: Sequence[float], request: PlanRequest, link_bytes_per_s: fl
             return str(kept) if ratio > 1.0 else NONE.family
         case "adaptive":
             sparse = request.ratio > LADDER[-1][0]
-            return rung_for(ratio, sparse=sparse, link_bytes_per_s=link_bytes_per_s) if ratio > 1.0 else NONE.family
+            useful = partial(_pays, way)
+            return rung_for(ratio, sparse=sparse, pays=useful) if ratio > 1.0 else NONE.family
     return request.codec
+
+
+def _pays(way: Way, spec: CodecSpec) -> bool:
+    return pays(spec, nominal_ratio(str(spec)), way)
 
 
 def adatopk(message_s: Floats, ratio: float) -> Floats:

@@ -17,8 +17,8 @@ says, and both ends know that from the graph alone.
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -76,10 +76,6 @@ SPARSE_LADDER: tuple[tuple[float, str], ...] = (
 )
 """The same, going on with sparse rungs; a model that was trained through them needs its sparsifier, or a finish without."""
 
-PAYS_BELOW: dict[str, float] = {"bf16": 6e9, "fp16": 2.5e9, "int8": 3e9, "int4": 1.5e9} | dict.fromkeys(SPARSE, 0.7e9)
-"""Bits per second of a link on which encoding and decoding, by one CPU thread, take as long as what they save on the wire
-(`make bench-codec`). A faster link carries the value as it is in less time."""
-
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> CodecSpec:
@@ -103,18 +99,14 @@ def parse(text: str) -> CodecSpec:
     return CodecSpec(family, float(ratio), values or "int8")
 
 
-def rung_for(ratio: float, *, sparse: bool, link_bytes_per_s: float = 0.0) -> str:
+def rung_for(ratio: float, *, sparse: bool, pays: Callable[[CodecSpec], bool] = lambda spec: True) -> str:
     """The least lossy codec of the ladder that divides float32 bytes by at least `ratio`; the last rung when none does.
 
-    Of codecs that do not pay on a link of this speed none is taken: then it is the last one that does.
+    Where that one does not pay, it is the last rung before it that does: never a lossier one than was asked for.
     """
-    rungs = [rung for rung in (SPARSE_LADDER if sparse else LADDER) if pays(parse(rung[1]), link_bytes_per_s)]
-    return next((text for reached, text in rungs if reached >= ratio), rungs[-1][1])
-
-
-def pays(spec: CodecSpec, link_bytes_per_s: float) -> bool:
-    """Whether coding takes less time than it saves on a link of this speed."""
-    return 8 * link_bytes_per_s < PAYS_BELOW.get(spec.family, math.inf)
+    rungs = SPARSE_LADDER if sparse else LADDER
+    enough = next((number for number, (reached, _) in enumerate(rungs) if reached >= ratio), len(rungs) - 1)
+    return next((text for _, text in reversed(rungs[: enough + 1]) if pays(parse(text))), NONE.family)
 
 
 @lru_cache(maxsize=65536)

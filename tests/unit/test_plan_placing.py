@@ -156,13 +156,28 @@ def test_codecs_follow_the_ratios(codec: str, ratio: float, ratios: tuple[float,
     assert [edge.codec for edge in plan.edges] == expected
 
 
-def test_adaptive_takes_nothing_that_takes_longer_than_it_saves() -> None:
+@pytest.mark.parametrize(
+    ("memory_bytes_per_s", "rungs"),
+    [
+        (7e9, ["topk:5:int8", "int8", "bf16", "none"]),
+        (2e12, ["topk:5:int8", "topk:5:int8", "topk:5:int8", "topk:5:int8"]),
+    ],
+    ids=["a CPU core", "a GPU"],
+)
+def test_adaptive_takes_nothing_that_takes_longer_than_it_saves(memory_bytes_per_s: float, rungs: list[str]) -> None:
     halves = replace(HALVES, ratios=(16.0,))
-    rungs = [
-        placed(halves, network([0, 1], between=(0.02, 8 / bits_per_s)), codec="adaptive").edges[0].codec
-        for bits_per_s in (1e8, 2e9, 2e10)
-    ]
-    assert rungs == ["topk:5:int8", "int8", "none"]
+    for bits_per_s, rung in zip((1e8, 2e9, 5e9, 2e10), rungs, strict=True):
+        net = network([0, 1], between=(0.02, 8 / bits_per_s))
+        net = replace(net, memory_bytes_per_s=np.full(2, memory_bytes_per_s))
+        assert placed(halves, net, codec="adaptive").edges[0].codec == rung
+
+
+def test_the_slowest_link_of_two_groups_says_whether_a_codec_pays() -> None:
+    net = network([0, 0, 1], between=(0.02, 8e-10))
+    net.beta_s[1, 2] = net.beta_s[2, 1] = 8e-8
+    net = replace(net, memory_bytes_per_s=np.full(3, 7e9))
+    halves = Layout("test", (Stage(0, 3, (0, 1)), Stage(3, 7, (2,))), (16.0,))
+    assert placed(halves, net, codec="adaptive").edges[0].codec == "topk:5:int8"
 
 
 def test_the_better_schedule_is_taken() -> None:
