@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,20 +239,41 @@ def _print_table(runs: Sequence[Run]) -> None:
     Console(width=130, highlight=False).print(table)
 
 
+def loss() -> dict[str, float]:
+    """Codec policies against each other: time to a loss."""
+    from contrib.benchmarks.time_to_loss import measure
+
+    return measure()
+
+
+def overlap() -> dict[str, float]:
+    """Sending beside computing, against both in turn."""
+    from contrib.benchmarks.overlap import measure
+
+    return measure()
+
+
+SECTIONS: dict[str, Callable[[], dict[str, float]]] = {"plans": lambda: measure(CASES), "loss": loss, "overlap": overlap}
+
+
 def main() -> int:
-    """Measure everything, or a few cases; 0 when all that must hold does."""
+    """Measure everything, a section, or a few cases of plans; 0 when all that must hold does."""
     parser = argparse.ArgumentParser(prog="make bench-emulated")
-    parser.add_argument("--only", nargs="+", help="cases whose name contains one of these; their figures are not kept")
-    only = parser.parse_args().only
+    help_only = f"{', '.join(SECTIONS)}, or cases of plans whose name contains one of these; figures of cases are not kept"
+    parser.add_argument("--only", nargs="+", help=help_only)
+    only = parser.parse_args().only or list(SECTIONS)
     reason = why_not()
     if reason is not None:
         print(f"error: this machine cannot emulate a network: {reason}", file=sys.stderr)
         return 1
-    figures = measure([case for case in CASES if only is None or any(part in case.name for part in only)])
-    good = print_figures("make bench-emulated", figures)
-    if only is None:
-        print(f"figures {write_figures('bench-emulated', figures)}")
-    return 0 if good else 1
+    if not set(only) <= set(SECTIONS):
+        figures = measure([case for case in CASES if any(part in case.name for part in only)])
+        return 0 if print_figures("make bench-emulated", figures) else 1
+    figures = {}
+    for section in only:
+        figures |= SECTIONS[section]()
+        write_figures("bench-emulated", figures)
+    return 0 if print_figures("make bench-emulated", figures) else 1
 
 
 if __name__ == "__main__":

@@ -90,16 +90,24 @@ class EmulatedSwarm:
     def train(self, name: str, arguments: Sequence[str], *, timeout_s: float = 600.0) -> Path:
         """Train to the end; the run folder. ProgramFailed with the last lines of owner and peers when it does not get there."""
         folder = self.folder / name
-        command = python_module(
-            "fusion_p2p.cli.main", "train", "--bootstrap", self.address, *_reachable(self.network, self.owner_node),
-            "--state-dir", str(self.folder / "owner"), "--run", str(folder), *arguments,
-        )  # fmt: skip
-        with self.network.start(f"owner of {name}", self.owner_node, command) as owner:
+        with self.start_training(folder, arguments) as owner:
             code = owner.wait(timeout_s)
         if code:
-            said = "\n".join(f"{program.name}:\n{program.tail(12)}" for program in (owner, *self.peers))
-            raise ProgramFailed(f"{owner.name} ended with exit code {code}\n{said}")
+            raise self.failure(owner, f"ended with exit code {code}")
         return folder
+
+    def start_training(self, run: Path, arguments: Sequence[str]) -> Program:
+        """Start an owner that trains into a run folder."""
+        command = python_module(
+            "fusion_p2p.cli.main", "train", "--bootstrap", self.address, *_reachable(self.network, self.owner_node),
+            "--state-dir", str(self.folder / "owner"), "--run", str(run), *arguments,
+        )  # fmt: skip
+        return self.network.start(f"owner of {run.name}", self.owner_node, command)
+
+    def failure(self, owner: Program, what: str) -> ProgramFailed:
+        """What happened to an owner, with the last lines of everybody."""
+        said = "\n".join(f"{program.name}:\n{program.tail(12)}" for program in (owner, *self.peers))
+        return ProgramFailed(f"{owner.name} {what}\n{said}")
 
     def survey(self) -> dict[str, Any]:
         """The links between the peers, in the order listed, as the swarm has measured them (`survey.py`)."""
@@ -141,10 +149,13 @@ def slowness(network: Network, base: float) -> list[float]:
 
 
 @contextmanager
-def emulated_swarm(folder: Path, bed: Network, base: float, rates_times: float = 1.0) -> Iterator[EmulatedSwarm]:
+def emulated_swarm(
+    folder: Path, bed: Network, base: float, rates_times: float = 1.0, options: Sequence[str] = ()
+) -> Iterator[EmulatedSwarm]:
     """The peers of a testbed (`read_testbed`), in a swarm and in the order listed; they are ended after the block.
 
     base: how many times slower than this machine the fastest is. rates_times: of what peers measure of themselves.
+    options: further ones of `slow_peer.py` for all peers.
     """
     with ExitStack() as running:
         network = running.enter_context(emulated_network(shape_of(bed), folder))
@@ -153,7 +164,8 @@ def emulated_swarm(folder: Path, bed: Network, base: float, rates_times: float =
         address = bootstrap.wait_for(ADDRESS, START_S).group()
         peers: list[Program] = []
         for node, slower in enumerate(slowness(bed, base)):
-            peers.append(running.enter_context(_start_peer(network, node, (slower, rates_times), folder, address)))
+            pace = ("--slower", repr(slower), "--rates-times", repr(rates_times), *options)
+            peers.append(running.enter_context(_start_peer(network, node, pace, folder, address)))
             if node == 0:  # it measures this machine for all, alone
                 peers[0].wait_for("device cpu", START_S)
         wait_until_joined(peers)
@@ -167,11 +179,9 @@ def _start_bootstrap(network: EmulatedNetwork, node: int, state: Path) -> Progra
     return network.start("bootstrap", node, command)
 
 
-def _start_peer(network: EmulatedNetwork, node: int, pace: tuple[float, float], folder: Path, address: str) -> Program:
-    slower, rates_times = pace
+def _start_peer(network: EmulatedNetwork, node: int, pace: Sequence[str], folder: Path, address: str) -> Program:
     command = python_module(
-        "contrib.testbeds.slow_peer",
-        "--slower", repr(slower), "--rates", str(folder / RATES), "--rates-times", repr(rates_times),
+        "contrib.testbeds.slow_peer", *pace, "--rates", str(folder / RATES),
         "join", "--bootstrap", address, *_reachable(network, node), "--state-dir", str(folder / f"peer-{node}"),
         "--device", "cpu", "--threads", "1", "--memory-gib", "1",
     )  # fmt: skip

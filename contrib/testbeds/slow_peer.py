@@ -66,9 +66,14 @@ def main() -> None:
     parser.add_argument("--slower", type=float, required=True, help="times that every task takes")
     parser.add_argument("--rates", type=Path, required=True, help="folder of the figures measured once for all peers")
     parser.add_argument("--rates-times", type=float, default=1.0, help="what they are multiplied with, as calibration.py found")
+    parser.add_argument("--in-turn", type=float, help="send and compute in turn, on links of so many seconds per byte")
     given, rest = parser.parse_known_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as `fusion-peer join` does
     slow_down(given.slower, given.rates, given.rates_times)
+    if given.in_turn is not None:
+        from contrib.testbeds.in_turn import take_turns  # of the product, so after slowing down
+
+        take_turns(given.in_turn)
     from fusion_p2p.cli.main import main as fusion_peer
 
     fusion_peer(rest)
