@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -50,6 +51,8 @@ ENOUGH_S = 0.25
 """A burst that lasted so long says the rate within a few per cent."""
 DIRECTION_S = 1.0
 """No burst is begun that would, at the rate of the last, end later than this after the first."""
+DOUBT = 2.0
+"""A host that claims to have received so many times faster than its answer came is not believed."""
 SESSION_S = 10.0
 """A probe that takes longer is given up by both sides: such a link carries less than 64 KiB in so many seconds."""
 OPEN_S = 5.0
@@ -181,6 +184,7 @@ class _Asking:
         self._messages = MessageStream(stream, PROBE_MESSAGES)
         self._clock = clock
         self._budget_s = min(budget_s, DIRECTION_S)
+        self._round_trip_s = 0.0
 
     async def run(self) -> Measured | Busy:
         await self._messages.send(BeginProbe())
@@ -188,7 +192,8 @@ class _Asking:
         if isinstance(answer, ProbeBusy):
             return Busy(answer.retry_s)
         expect(answer, ProbeReady)
-        found = Measured(await self._latency_s(), await self._rate(self._push), await self._rate(self._pull))
+        self._round_trip_s = 2 * await self._latency_s()
+        found = Measured(self._round_trip_s / 2, await self._rate(self._push), await self._rate(self._pull))
         await self._messages.send(
             EndProbe(latency_s=found.latency_s, out_bytes_per_s=found.out_bytes_per_s, in_bytes_per_s=found.in_bytes_per_s)
         )
@@ -200,7 +205,7 @@ class _Asking:
         """Half of the best round trip: whatever else goes on only ever adds to it."""
         began, times = self._clock.now(), list[float]()
         while len(times) < PINGS or (len(times) < PINGS + MORE_PINGS and self._clock.now() - began < MORE_PINGS_S):
-            data, sent = len(times).to_bytes(PING_BYTES, "big"), self._clock.now()
+            data, sent = secrets.token_bytes(PING_BYTES), self._clock.now()  # nobody can answer before it is there
             await self._messages.send(Ping(data=data))
             if expect(await self._messages.receive(), Pong).data != data:
                 raise WireError(f"{self._stream.remote} answered another ping")
@@ -220,8 +225,11 @@ class _Asking:
                 size, times = growth * size, []
 
     async def _push(self, num_bytes: int) -> float:
+        """What the host says, as far as that can be: its word came later, by a round trip at most and some waiting."""
+        began = self._clock.now()
         await _send_burst(self._stream, self._messages, num_bytes)
-        return expect(await self._messages.receive(), Received).seconds
+        told_s = expect(await self._messages.receive(), Received).seconds
+        return max(told_s, (self._clock.now() - began - self._round_trip_s) / DOUBT)
 
     async def _pull(self, num_bytes: int) -> float:
         await self._messages.send(Pull(num_bytes=num_bytes))
@@ -239,6 +247,8 @@ class _Answering:
         self._clock = clock
         self._taken = 0
         self._given = 0
+        self._largest = (0, 0.0)
+        """Bytes of the largest burst that came, and the least seconds that one of this size took."""
 
     async def run(self) -> Measured:
         """Answer until the asker has found out; as seen from here. WireError when it asks for too much."""
@@ -249,14 +259,25 @@ class _Answering:
                 case Bulk(num_bytes=num_bytes):
                     self._taken = self._bounded(self._taken + num_bytes)
                     seconds = await _time_burst(self._stream, self._clock, num_bytes)
+                    self._note(num_bytes, seconds)
                     await self._messages.send(Received(seconds=seconds))
                 case Pull(num_bytes=num_bytes):
                     self._given = self._bounded(self._given + num_bytes)
                     await _send_burst(self._stream, self._messages, num_bytes)
                 case EndProbe(latency_s=latency_s, out_bytes_per_s=there, in_bytes_per_s=back):
-                    return Measured(latency_s, out_bytes_per_s=back, in_bytes_per_s=there)
+                    return Measured(latency_s, out_bytes_per_s=back, in_bytes_per_s=min(there, self._in_bytes_per_s()))
                 case other:
                     raise WireError(f"{other.kind} is no part of a probe")
+
+    def _note(self, num_bytes: int, seconds: float) -> None:
+        size, least_s = self._largest
+        if num_bytes >= size:
+            self._largest = (num_bytes, min(seconds, least_s) if num_bytes == size else seconds)
+
+    def _in_bytes_per_s(self) -> float:
+        """As we saw it ourselves, whatever the asker says."""
+        num_bytes, seconds = self._largest
+        return num_bytes / max(seconds, 1e-6)
 
     def _bounded(self, num_bytes: int) -> int:
         if num_bytes > MAX_DIRECTION_BYTES:

@@ -27,10 +27,14 @@ from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.probe_messages import (
     MAX_DIRECTION_BYTES,
     MAX_ROUND_BYTES,
+    PING_BYTES,
     PROBE_MESSAGES,
     PROBE_PROTOCOL,
     BeginProbe,
     Bulk,
+    EndProbe,
+    Ping,
+    Pong,
     ProbeBusy,
     ProbeReady,
     Pull,
@@ -272,4 +276,72 @@ def test_a_host_that_sends_another_number_of_bytes_is_refused() -> None:
             assert await Prober(LoopClock()).probe(opener(asker), host.peer_id) == Busy(3.0)
 
     honest = PeerId("")
+    in_virtual_time(scenario())
+
+
+def test_a_host_that_claims_to_have_received_in_no_time_is_not_believed() -> None:
+    async def boast(stream: Stream) -> None:
+        messages = MessageStream(stream, PROBE_MESSAGES)
+        while not isinstance(said := await messages.receive(), EndProbe):
+            match said:
+                case BeginProbe():
+                    await messages.send(ProbeReady())
+                case Ping():
+                    await messages.send(Pong(data=said.data))
+                case Bulk():
+                    await stream.read_exactly(said.num_bytes)
+                    await messages.send(Received(seconds=0.0))
+                case Pull():
+                    await messages.send(Bulk(num_bytes=said.num_bytes))
+                    await stream.write(bytes(said.num_bytes))
+
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            link = Link(latency_s=0.03, bytes_per_s=8 * MBIT)
+            asker, host = await pair(network, link, link)
+            await host.transport.serve(PROBE_PROTOCOL, boast)
+            found = await Prober(LoopClock()).probe(opener(asker), host.peer_id)
+            assert isinstance(found, Measured)
+            assert found.out_bytes_per_s <= 2.1 * link.bytes_per_s
+            assert found.in_bytes_per_s == pytest.approx(link.bytes_per_s, rel=0.1)
+
+    in_virtual_time(scenario())
+
+
+def test_a_host_that_answers_pings_before_they_come_is_refused() -> None:
+    async def hurry(stream: Stream) -> None:
+        messages = MessageStream(stream, PROBE_MESSAGES)
+        await messages.receive()
+        await messages.send(ProbeReady())
+        for number in range(30):
+            await messages.send(Pong(data=number.to_bytes(PING_BYTES, "big")))
+
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            asker, host = network.join(), network.join()
+            await host.transport.serve(PROBE_PROTOCOL, hurry)
+            with pytest.raises(WireError, match="another ping"):
+                await Prober(LoopClock()).probe(opener(asker), host.peer_id)
+
+    in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("bursts", [0, 3])
+def test_an_asker_cannot_claim_to_send_faster_than_it_came(bursts: int) -> None:
+    async def scenario() -> None:
+        async with SimulatedNetwork(1) as network:
+            link, learnt = Link(latency_s=0.03, bytes_per_s=8 * MBIT), dict[PeerId, Measured]()
+            asker, host = await pair(network, link, link)
+            await served(host, learnt)
+            stream = await asker.transport.open(host.peer_id, PROBE_PROTOCOL)
+            messages = MessageStream(stream, PROBE_MESSAGES)
+            await messages.send(BeginProbe())
+            expect(await messages.receive(), ProbeReady)
+            for _ in range(bursts):
+                await insist(stream, messages, Bulk(num_bytes=MAX_ROUND_BYTES))
+            await messages.send(EndProbe(latency_s=0.0, out_bytes_per_s=1e12, in_bytes_per_s=1e12))
+            await asyncio.sleep(1.0)
+            seen = learnt[asker.peer_id].in_bytes_per_s
+            assert seen == pytest.approx(link.bytes_per_s if bursts else 0.0, rel=0.1)
+
     in_virtual_time(scenario())
