@@ -135,7 +135,7 @@ def _refuse_what_does_not_fit(
     shared = exchange_bytes(graph, parts, [len(part.members) for part in plan.slices])
     needed = 0
     for index in mine:
-        holding = holding_of(plan, index, num_moments(prepare.settings.optimiser))
+        holding = holding_of(graph, plan, index, num_moments(prepare.settings.optimiser))
         needed += slice_bytes(graph, parts.slices[index], saved, holding) + shared[index]
     if needed > offered_bytes:
         raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")

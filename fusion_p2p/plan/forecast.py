@@ -165,7 +165,7 @@ def _slices(
                 layers=_layers(graph, part),
                 num_nodes=len(part.nodes),
                 flops_share=flops[part.index] / (sum(flops) or 1.0),
-                num_bytes=slice_bytes(graph, part, saved, holding_of(plan, part.index, moments)) + shared[part.index],
+                num_bytes=slice_bytes(graph, part, saved, holding_of(graph, plan, part.index, moments)) + shared[part.index],
                 in_flight=placed.in_flight,
                 recompute=placed.recompute,
                 busy=_shares(timeline, part.index),

@@ -4,6 +4,7 @@ parameters   trainable bytes x (1 value + 1 gradient + optimiser moments) + 2 x 
 in flight    in_flight x (bytes saved for backward + bytes of what it reads and sends)
              with recomputation: in_flight x bytes of what it reads and sends + 1 x bytes saved
 credits      credits x (bytes it receives + bytes of the gradients it receives)
+masks        (in_flight + credits) x 4 bytes per element that its TopK edges keep: their places, until the gradient has crossed
 working      2 x its largest value (a value and its gradient while a node runs)
 sharing      of what other replicas or slices hold too, once a step: what comes and what is copied to be sent (`plan.sharing`)
 
@@ -24,11 +25,13 @@ from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, Terms
+from fusion_p2p.wire.codecs import effective, kept_elements, parse
 from fusion_p2p.wire.job_messages import OptimiserSettings
 
 GIB = 1 << 30
 CREDITS = 2
 """Values per edge that a receiver lets come ahead of what it works on: one in use, one on its way."""
+PLACE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Holding:
     """What bounds a slice's memory besides its size: micro-batches in flight, credits per edge, and the optimiser's moments.
 
     members: how many share the slice; only the estimate from sums takes that from here.
+    places: elements of a micro-batch whose places its TopK edges remember (`remembered_places`).
     """
 
     in_flight: int
@@ -43,6 +47,7 @@ class Holding:
     moments: int
     recompute: bool = False
     members: int = 1
+    places: int = 0
 
 
 def num_moments(optimiser: OptimiserSettings) -> int:
@@ -52,11 +57,18 @@ def num_moments(optimiser: OptimiserSettings) -> int:
     return 2
 
 
-def holding_of(plan: Plan, index: int, moments: int) -> Holding:
+def remembered_places(graph: Graph, plan: Plan, index: int) -> int:
+    """Elements of a micro-batch that the TopK edges of slice `index` keep: both ends know where until the gradient crosses."""
+    touching = (edge for edge in plan.edges if index in (edge.source, edge.target))
+    typed = [(effective(parse(edge.codec), graph.types[edge.value]), graph.types[edge.value]) for edge in touching]
+    return sum(kept_elements(type.num_elements, spec.ratio) for spec, type in typed if spec.reuses_mask)
+
+
+def holding_of(graph: Graph, plan: Plan, index: int, moments: int) -> Holding:
     """What slice `index` of a plan holds; of the credits of its edges the most counts for all."""
     part = plan.slices[index]
     credits = max((edge.credits for edge in plan.edges if index in (edge.source, edge.target)), default=0)
-    return Holding(part.in_flight, credits, moments, part.recompute)
+    return Holding(part.in_flight, credits, moments, part.recompute, places=remembered_places(graph, plan, index))
 
 
 def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: Holding) -> int:
@@ -66,7 +78,8 @@ def slice_bytes(graph: Graph, part: Slice, saved_bytes: Sequence[int], holding: 
     kept = holding.in_flight * crossing + (saved if holding.recompute else holding.in_flight * saved)
     gradients = _num_bytes(graph, (value for value in part.sends if graph.types[value].grad))
     arriving = holding.credits * (_num_bytes(graph, part.receives) + gradients)
-    return _state_bytes(graph, part, holding.moments) + kept + arriving + _working_bytes(graph, part)
+    masks = PLACE_BYTES * holding.places * (holding.in_flight + holding.credits)
+    return _state_bytes(graph, part, holding.moments) + kept + arriving + masks + _working_bytes(graph, part)
 
 
 def stage_bytes(chain: Chain, first: int, last: int, holding: Holding) -> float:

@@ -21,7 +21,7 @@ from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.coding import Way
 from fusion_p2p.plan.idle import why_idle
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.memory import CREDITS, Holding, num_moments, shortage, slice_bytes
+from fusion_p2p.plan.memory import CREDITS, Holding, num_moments, remembered_places, shortage, slice_bytes
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline
 from fusion_p2p.plan.pipelines import pipeline_of_plan
@@ -96,6 +96,7 @@ class _Sizing:
     credits: Mapping[tuple[int, int], int]
     moments: int
     shared_bytes: Sequence[int]
+    places: Sequence[int]
 
     @classmethod
     def of(
@@ -115,7 +116,8 @@ class _Sizing:
         credits = {(edge.source, edge.target): credits for edge, credits in wanted if edge.source != OWNER_STAGE}
         free = dict(zip(network.peers, map(float, network.free_bytes), strict=True))
         shared = exchange_bytes(graph, parts, [len(part.members) for part in draft.slices])
-        return cls(graph, parts, [cost.saved_bytes for cost in costs], draft, free, limits, credits, moments, shared)
+        places = [remembered_places(graph, draft, index) for index in range(len(draft.slices))]
+        return cls(graph, parts, [cost.saved_bytes for cost in costs], draft, free, limits, credits, moments, shared, places)
 
     def sized(self) -> Plan | NoPlan:
         """The draft with what fits; every peer pays for all of its slices."""
@@ -138,14 +140,14 @@ class _Sizing:
         recompute = self.draft.slices[index].recompute
         least = self._least(index).in_flight
         return [
-            Holding(in_flight, credits, self.moments, recompute)
+            Holding(in_flight, credits, self.moments, recompute, places=self.places[index])
             for in_flight in range(self.limits[index], least - 1, -1)
             for credits in sorted({wanted, CREDITS}, reverse=True)
         ]
 
     def _least(self, index: int) -> Holding:
         in_flight = self.limits[index] if self.draft.schedule == "gpipe" else 1
-        return Holding(in_flight, CREDITS, self.moments, self.draft.slices[index].recompute)
+        return Holding(in_flight, CREDITS, self.moments, self.draft.slices[index].recompute, places=self.places[index])
 
     def _need(self, index: int, holding: Holding) -> int:
         return slice_bytes(self.graph, self.parts.slices[index], self.saved_bytes, holding) + self.shared_bytes[index]

@@ -23,7 +23,7 @@ from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.request import NoPlan, PlanRequest
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.wire.job_messages import OptimiserSettings
-from tests.unit.chain_graphs import WIDTH, chain, chain_costs
+from tests.unit.chain_graphs import BATCH, WIDTH, chain, chain_costs
 from tests.unit.networks import network
 
 GRAPH = chain(6)
@@ -43,7 +43,7 @@ def placed(layout: Layout, net: Network, **request: object) -> Plan:
 def needs(plan: Plan) -> list[int]:
     parts = cut(GRAPH, plan.slice_of)
     saved = [cost.saved_bytes for cost in COSTS]
-    return [slice_bytes(GRAPH, part, saved, holding_of(plan, part.index, 2)) for part in parts.slices]
+    return [slice_bytes(GRAPH, part, saved, holding_of(GRAPH, plan, part.index, 2)) for part in parts.slices]
 
 
 def test_a_plan_is_what_its_layout_says_and_takes_as_long_as_its_simulation() -> None:
@@ -72,6 +72,22 @@ def test_a_slow_link_asks_for_more_in_flight_and_more_credits() -> None:
     assert far.slices[0].in_flight == 6
     assert near.edges[0].credits == 2
     assert far.edges[0].credits > 2
+
+
+def test_places_that_topk_edges_remember_take_memory_at_both_ends() -> None:
+    net = network([0, 1])
+    dense = placed(HALVES, net)
+    coded = placed(HALVES, net, codec="topk:4:int8")
+    assert [edge.codec for edge in coded.edges] == ["topk:4:int8"]
+    for index in (0, 1):
+        held = holding_of(GRAPH, coded, index, 2)
+        assert held.places == BATCH * WIDTH // 4 > 0
+        assert dense.slices[index].in_flight == held.in_flight
+        assert needs(coded)[index] == needs(dense)[index] + 4 * held.places * (held.in_flight + held.credits)
+    exact = placed(HALVES, replace(net, free_bytes=net.free_bytes * 0 + max(needs(coded))), codec="topk:4:int8")
+    tight = placed(HALVES, replace(net, free_bytes=net.free_bytes * 0 + max(needs(coded)) - 1), codec="topk:4:int8")
+    assert needs(exact) == needs(coded)
+    assert needs(tight) != needs(coded)
 
 
 def test_less_memory_means_fewer_in_flight_and_then_no_plan() -> None:
