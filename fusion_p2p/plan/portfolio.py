@@ -34,8 +34,6 @@ KEPT = 8
 """Orders of those to begin with that are looked at more closely."""
 CUT = 2
 """Orders that are cut finely."""
-ALIKE = 1.01
-"""A fine cut that takes so many times longer than the coarse one is not looked for."""
 BINDING = 1.02
 """Memory limits a layout if without limits it would be so many times faster."""
 SHORTLIST = 72
@@ -154,7 +152,7 @@ class Portfolio:
                 known.add(coarse.stages)
                 used = {peer for stage in coarse.stages for peer in stage.peers}
                 on_fine = np.interp(self.fine.positions, self.coarse.positions, np.broadcast_to(held, light.rest_s.shape))
-                path = best_path(holding(fine, on_fine), [peer for peer in order if peer in used], below=ALIKE * coarse.step_s)
+                path = best_path(holding(fine, on_fine), [peer for peer in order if peer in used])
                 yield self._mapped(path.stages if path else coarse.stages, self.fine if path else self.coarse)
 
     def _with_all(self, ratio: float, orders: Sequence[Order]) -> Iterator[Stages]:
