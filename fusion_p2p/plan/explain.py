@@ -72,8 +72,8 @@ def size(num_bytes: float) -> str:
 def _headline(figures: Forecast) -> str:
     took = "a step" if figures.limit is not None else "of compute a step"
     return (
-        f"{figures.scheduler}: {len(figures.slices)} slices on {len(figures.peers)} peers, "
-        f"{figures.micro_batches} micro-batches ({figures.schedule}), about {figures.step_s:.2f} s {took}"
+        f"{figures.scheduler}: {_count(len(figures.slices), 'slice')} on {_count(len(figures.peers), 'peer')}, "
+        f"{_count(figures.micro_batches, 'micro-batch', 'es')} ({figures.schedule}), about {figures.step_s:.2f} s {took}"
     )
 
 
@@ -90,6 +90,10 @@ def _verdict(figures: Forecast, network: Network | None) -> Iterator[str]:
     if figures.bound_s and figures.step_s >= figures.bound_s:  # replicas, and latency that many micro-batches hide, beat it
         times = f"{figures.step_s / figures.bound_s:.2f} times"
         yield f"bound: a chain of single peers takes at least {figures.bound_s:.2f} s a step here; this plan {times} that"
+
+
+def _count(number: int, what: str, ending: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else ending}"
 
 
 def _what(limit: Limit, figures: Forecast, network: Network) -> str:
@@ -115,7 +119,7 @@ def _slice_line(part: SliceForecast) -> str:
     on = " + ".join(short_peer(peer) for peer in part.members)
     busy = f", busy {' + '.join(f'{share:.0%}' for share in part.busy)}" if part.busy else ""
     return (
-        f"slice {part.index} on {on}: {part.layers}, {part.num_nodes} nodes, "
+        f"slice {part.index} on {on}: {part.layers}, {_count(part.num_nodes, 'node')}, "
         f"{part.flops_share:.0%} of the FLOPs, {gib(part.num_bytes)}, {part.in_flight} in flight{busy}"
         + (", recomputes" if part.recompute else "")
     )
@@ -128,7 +132,7 @@ def _edge_line(edge: EdgeForecast) -> str:
         took = f", {seconds(edge.forward_s)} there" + (f", {seconds(edge.backward_s)} back" if edge.backward_s else "")
     shrunk = f" ({edge.ratio:.1f}x smaller)" if edge.ratio > 1.05 else ""
     return (
-        f"edge {source} -> {edge.target}: {edge.num_values} values, {size(edge.forward_bytes)} forward and "
+        f"edge {source} -> {edge.target}: {_count(edge.num_values, 'value')}, {size(edge.forward_bytes)} forward and "
         f"{size(edge.backward_bytes)} back per micro-batch, codec {', '.join(edge.codecs)}{shrunk}{took}"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import Literal
 
@@ -74,10 +75,7 @@ class SlicePlan:
     @property
     def turns(self) -> tuple[Turns, ...]:
         """What each member executes."""
-        places: list[list[int]] = [[] for _ in self.members]
-        for place, member in enumerate(self.deal):
-            places[member].append(place)
-        return tuple(Turns(tuple(own), len(self.deal)) for own in places)
+        return _turns(len(self.members), self.deal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +112,7 @@ class Plan:
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """All copies of all slices, by replica number; in a plan without groups that is the slice's number."""
-        return tuple(
-            Replica(index, peer, turns)
-            for index, part in enumerate(self.slices)
-            for peer, turns in zip(part.members, part.turns, strict=True)
-        )
+        return _replicas(self.slices)
 
     def replicas_of(self, peer: PeerId) -> tuple[int, ...]:
         """The numbers of the replicas that a peer executes, in order."""
@@ -127,3 +121,20 @@ class Plan:
     def slices_of(self, peer: PeerId) -> tuple[int, ...]:
         """The slices that a peer executes, in order."""
         return tuple(index for index, part in enumerate(self.slices) if peer in part.members)
+
+
+@lru_cache(maxsize=1024)
+def _turns(members: int, deal: tuple[int, ...]) -> tuple[Turns, ...]:
+    places: list[list[int]] = [[] for _ in range(members)]
+    for place, member in enumerate(deal):
+        places[member].append(place)
+    return tuple(Turns(tuple(own), len(deal)) for own in places)
+
+
+@lru_cache(maxsize=16)
+def _replicas(slices: tuple[SlicePlan, ...]) -> tuple[Replica, ...]:
+    return tuple(
+        Replica(index, peer, turns)
+        for index, part in enumerate(slices)
+        for peer, turns in zip(part.members, part.turns, strict=True)
+    )

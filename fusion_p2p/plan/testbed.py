@@ -5,9 +5,10 @@
      "wan": [{"between": ["A", "B"], "mbit_per_s": 100, "latency_ms": 10}, ...],
      "wan_limit": "per-flow"}
 
-Latency is one way; one rate counts for both directions, `[there, back]` gives each its own. `"wan": "uniform"` together with
-`"uniform": {"mbit_per_s": 100, "latency_ms": 20}` joins all sites alike. Under `"wan_limit": "per-site"` each site's
-`uplink_mbit_per_s` and `downlink_mbit_per_s` are shared by all flows that leave or enter it, besides the limit of each flow.
+Latency is one way; one rate counts for both directions, `[there, back]` gives each of a wan link its own. `"wan": "uniform"`
+together with `"uniform": {"mbit_per_s": 100, "latency_ms": 20}` joins all sites alike. Under `"wan_limit": "per-site"` each
+site's `uplink_mbit_per_s` and `downlink_mbit_per_s` are shared by all flows that leave or enter it, besides the limit of each
+flow. With `"duplex": "half"` the two directions between a pair of nodes share one link, as on a radio; the default is `full`.
 `peer_order` lists `[site, index]` when peers should not be listed site by site, `owner` names the site that feeds the data.
 
 Devices are looked up in the file's own `devices`, then in `devices.json` beside this module: the vendor's peak fp32 TFLOP/s,
@@ -97,6 +98,7 @@ class _Testbed(Record):
     wan: tuple[_Wan, ...] | Literal["uniform"] = ()
     uniform: _Link | None = None
     wan_limit: Literal["per-flow", "per-site"] = "per-flow"
+    duplex: Literal["full", "half"] = "full"
     peer_order: list[tuple[_Label, Annotated[int, Field(ge=0)]]] | None = None
     owner: _Label | None = None
     devices: dict[str, _Device] = Field(default_factory=dict)
@@ -199,6 +201,7 @@ def _build(bed: _Testbed, devices: Mapping[str, _Device], reference: Floats) -> 
         uplink_s=np.array([_shared(bed, site.uplink_mbit_per_s) for site in bed.sites]),
         downlink_s=np.array([_shared(bed, site.downlink_mbit_per_s) for site in bed.sites]),
         has_owner=bed.owner is not None,
+        full_duplex=bed.duplex == "full",
     )
 
 
@@ -228,6 +231,12 @@ def _check_site(bed: _Testbed, site: _Site, devices: Mapping[str, _Device]) -> N
     limits = (site.uplink_mbit_per_s, site.downlink_mbit_per_s)
     if bed.wan_limit == "per-site" and None in limits and len(bed.sites) > 1:
         raise ConfigError(f"wan_limit is per-site but site {site.name} lacks uplink_mbit_per_s or downlink_mbit_per_s")
+    if bed.wan_limit == "per-flow" and limits != (None, None):
+        raise ConfigError(f'site {site.name} has a limit for all its flows, which counts only with "wan_limit": "per-site"')
+    if site.lan is not None and isinstance(site.lan.mbit_per_s, list):
+        raise ConfigError(
+            f"site {site.name}: a lan has one rate, because its nodes have no order; [there, back] is for wan links"
+        )
     for name in site.devices:
         if name not in devices:
             raise ConfigError(
@@ -267,7 +276,7 @@ def _links(bed: _Testbed, sites: NDArray[np.int64]) -> tuple[Floats, Floats]:
     for number, site in enumerate(bed.sites):
         if site.lan is not None:
             alpha[number, number] = site.lan.latency_ms / 1e3
-            beta[number, number] = max(site.lan.seconds_per_byte())
+            beta[number, number] = site.lan.seconds_per_byte()[0]
     node_alpha, node_beta = alpha[np.ix_(sites, sites)], beta[np.ix_(sites, sites)]
     np.fill_diagonal(node_alpha, 0.0)
     np.fill_diagonal(node_beta, 0.0)
@@ -281,8 +290,7 @@ def _pairs(bed: _Testbed) -> Iterator[tuple[int, int, _Link]]:
         return
     numbers = _numbers(bed)
     seen: set[frozenset[str]] = set()
-    for link in bed.wan:
-        assert not isinstance(link, str)
+    for link in () if isinstance(bed.wan, str) else bed.wan:
         pair = frozenset(link.between)
         if not pair <= numbers.keys() or len(pair) < 2 or pair in seen:
             raise ConfigError(f"wan: {link.between[0]!r} - {link.between[1]!r} is not a pair of two sites, named once")

@@ -203,6 +203,11 @@ def test_a_codec_that_does_not_apply_trades_nothing():
     )
 
 
+def test_one_is_not_many():
+    alone = replace(PLAN, slice_of=(0,) * 5, slices=(SlicePlan(PeerId("A/0/gpu"), 1),), edges=(), micro_batches=1)
+    assert in_words(made(alone))[0].startswith("by-hand: 1 slice on 1 peer, 1 micro-batch (1f1b), ")
+
+
 def test_numbers_for_people():
     assert [seconds(value) for value in (123.4, 1.234, 0.0456)] == ["123 s", "1.23 s", "45.6 ms"]
     assert [size(value) for value in (2.5e9, 6.55e6, 1234, 99)] == ["2.5 GB", "6.55 MB", "1.23 kB", "99 bytes"]

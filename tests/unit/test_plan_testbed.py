@@ -48,10 +48,17 @@ def test_uplinks_are_shared_only_under_a_limit_per_site(tmp_path: Path):
     content = two_sites()
     for site in content["sites"]:
         site |= {"uplink_mbit_per_s": 4, "downlink_mbit_per_s": 80}
-    assert not load(tmp_path, content).uplink_s.any()
+    with pytest.raises(ConfigError, match="site A has a limit for all its flows, which counts only with"):
+        load(tmp_path, content)
     network = load(tmp_path, content | {"wan_limit": "per-site"})
     assert network.uplink_s == pytest.approx([2e-6, 2e-6])
     assert network.link_s(0, 2, 1e6) == pytest.approx(0.020 + 2)
+
+
+def test_half_duplex_is_one_link_for_both_directions(tmp_path: Path):
+    full, half = (load(tmp_path, two_sites() | {"duplex": duplex}) for duplex in ("full", "half"))
+    assert full.queues(0, 2) != full.queues(2, 0)
+    assert half.queues(0, 2) == half.queues(2, 0)
 
 
 def test_owner_is_a_node_in_its_site(tmp_path: Path):
@@ -96,6 +103,11 @@ def test_every_testbed_here_loads(path: Path):
         ({"sites": [{"name": "A", "gpus": [{"device": "V101"}]}], "wan": []}, "no device 'V101'"),
         ({"sites": [{"name": "A", "gpus": [{"device": "V100", "count": 0}]}], "wan": []}, "sites.0.gpus.0.count"),
         ({"bandwidth": 3}, "bandwidth"),
+        ({"duplex": "both"}, "duplex"),
+        (
+            {"sites": [{"name": "A", "gpus": [{"device": "V100"}], "lan": {"mbit_per_s": [1, 2], "latency_ms": 1}}], "wan": []},
+            "site A: a lan has one rate",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str):
