@@ -57,8 +57,9 @@ class Retuner:
         network = await self._survey(plan.peers)
         self._rhythm = self._rhythm.looked(self._clock.now())
         if network is None:
+            log.info("the links of the peers are not known: not all of them are found")
             return
         found = await asyncio.to_thread(retuned, self._graph, self._costs, plan, network, self._request)
+        log.info("codecs by the links as they are now: %s", "as they are" if found == plan else "others")
         if found != plan:
-            log.info("other codecs: %.3g s a step instead of %.3g s", found.predicted_step_s, plan.predicted_step_s)
             self._better = plan, found

@@ -11,6 +11,7 @@ make a run change to and fro:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,11 +38,16 @@ SLOW, SLOW_STEPS = 1.15, 3
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """When the links were last looked at, until when nothing changes, and how many steps in a row were slow."""
+    """When the links were last looked at, until when nothing changes, and how many steps in a row were slow.
+
+    streak_s: the shortest of those. usual_s: what steps took when they last called for a look; as much calls for no other.
+    """
 
     looked_at: float = 0.0
     quiet_until: float = 0.0
     slow: int = 0
+    streak_s: float = math.inf
+    usual_s: float = 0.0
 
     def due(self, now: float) -> bool:
         """Whether to look now."""
@@ -50,15 +56,18 @@ class Rhythm:
 
     def took(self, step_s: float, predicted_s: float) -> Rhythm:
         """After a step; a prediction of 0 is none."""
-        return replace(self, slow=self.slow + 1 if 0 < SLOW * predicted_s < step_s else 0)
+        if not 0 < predicted_s < step_s / SLOW or step_s <= SLOW * self.usual_s:
+            return replace(self, slow=0, streak_s=math.inf)
+        return replace(self, slow=self.slow + 1, streak_s=min(self.streak_s, step_s))
 
     def looked(self, now: float) -> Rhythm:
         """After a look."""
-        return replace(self, looked_at=now, slow=0)
+        usual_s = self.streak_s if self.slow >= SLOW_STEPS else self.usual_s
+        return replace(self, looked_at=now, slow=0, streak_s=math.inf, usual_s=usual_s)
 
     def changed(self, now: float) -> Rhythm:
         """After a change."""
-        return replace(self, quiet_until=now + PAUSE_S, slow=0)
+        return Rhythm(self.looked_at, quiet_until=now + PAUSE_S)
 
 
 def retuned(graph: Graph, costs: Sequence[NodeCost], plan: Plan, network: Network, request: PlanRequest) -> Plan:

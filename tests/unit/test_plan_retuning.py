@@ -94,6 +94,20 @@ def test_links_are_looked_at_now_and_then_and_soon_after_slow_steps() -> None:
     assert not rhythm.looked(106.0).due(111.0)
 
 
+def test_steps_that_stay_slow_call_for_one_early_look_only() -> None:
+    rhythm = Rhythm(looked_at=100.0)
+    for _ in range(SLOW_STEPS):
+        rhythm = rhythm.took(2.0, 1.0)
+    rhythm = rhythm.looked(106.0)
+    for _ in range(20):
+        rhythm = rhythm.took(2.1, 1.0)
+    assert not rhythm.due(106.0 + EVERY_S - 1)
+    for _ in range(SLOW_STEPS):
+        rhythm = rhythm.took(3.0, 1.0)
+    assert rhythm.due(112.0), "slower still"
+    assert rhythm.changed(112.0).usual_s == 0.0
+
+
 def test_after_a_change_nothing_changes_for_a_while() -> None:
     changed = Rhythm().changed(1000.0)
     assert not changed.due(1000.0 + PAUSE_S - 1)
