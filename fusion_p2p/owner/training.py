@@ -35,6 +35,7 @@ from fusion_p2p.owner.feeding import Feeder
 from fusion_p2p.owner.hearing import Hearing
 from fusion_p2p.owner.links import Gone, Heard, Links
 from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.plan import advice
 from fusion_p2p.plan.plan import Plan, Replica
 from fusion_p2p.wire.frames import RunId
 from fusion_p2p.wire.job_messages import (
@@ -53,6 +54,8 @@ from fusion_p2p.wire.job_messages import (
 from fusion_p2p.wire.messages import Message
 
 DECISION = "decision"
+ADVISED_AFTER = 5
+"""Steps after which it shows what limits a run; the first ones take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +327,10 @@ class Training:
         )
         self._folder.metrics.append(snapshot, self._clock.wall(), decision.norm if committed else None)
         self._report.show(snapshot)
+        if decision.step == self._stage.state_step + ADVISED_AFTER:
+            found = advice.in_a_run(self._stage.graph, self._stage.plan, [peer.busy_share for peer in snapshot.peers])
+            if found is not None:
+                self._report.say(found)
 
 
 def _loads(replicas: Sequence[Replica], reports: Mapping[int, StepReport], step_s: float) -> tuple[PeerLoad, ...]:

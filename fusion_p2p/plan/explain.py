@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import PeerId
+from fusion_p2p.plan.advice import CUT_LAYERS
 from fusion_p2p.plan.forecast import EdgeForecast, Forecast, Limit, SliceForecast, forecast
 from fusion_p2p.plan.memory import gib
 from fusion_p2p.plan.network import Network
@@ -180,8 +181,4 @@ def _advice(figures: Forecast) -> Iterator[str]:
         return
     if _mostly_shared(limit):
         return
-    yield (
-        "advice: a link limits this plan; --cut-embedding --bottleneck RANK with --codec int8 sends about 31 times less than "
-        "float32 at an eighth of the width, and changes the model: each cut gets a projection and an embedding, which are "
-        "trained and exported with it"
-    )
+    yield f"advice: a link limits this plan; {CUT_LAYERS}"

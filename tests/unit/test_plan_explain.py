@@ -13,6 +13,7 @@ from fusion_p2p.graph.cut_layers import State
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.graph.workload import workload
 from fusion_p2p.ids import Digest, PeerId
+from fusion_p2p.plan.advice import in_a_run
 from fusion_p2p.plan.charts import draw
 from fusion_p2p.plan.explain import explain, in_words, seconds, short_peer, size
 from fusion_p2p.plan.forecast import Limit, forecast
@@ -194,6 +195,27 @@ def test_cut_layers_are_advised_where_a_link_limits(target: int, busy: float, st
     limit = Limit("pair" if target else "device", 0, target, busy)
     lines = in_words(replace(made(), limit=limit, cut_layers=state))
     assert any("--bottleneck RANK" in line for line in lines) == advised
+
+
+@pytest.mark.parametrize(
+    ("busy", "micro_batches", "num_slices", "advised"),
+    [
+        ((0.1, 0.2), 8, 2, True),
+        ((0.1, 0.9), 8, 2, False),
+        ((0.3, 0.3), 1, 2, False),
+        ((0.1,), 8, 1, False),
+        ((), 8, 2, False),
+    ],
+    ids=["they wait", "one is busy", "they take turns", "one slice", "no reports"],
+)
+def test_an_owner_is_told_when_its_peers_wait_for_the_network(
+    busy: tuple[float, ...], micro_batches: int, num_slices: int, advised: bool
+):
+    plan = replace(PLAN, slices=PLAN.slices[:num_slices], micro_batches=micro_batches)
+    told = in_a_run(example("gpt2").graph, plan, busy)
+    assert (told is not None) == advised
+    assert told is None or ("busiest peer computes 20% of the time" in told and "changes the model" in told)
+    assert in_a_run(GRAPH, plan, busy) is None, "this model has no places for cut layers"
 
 
 def test_a_codec_that_does_not_apply_trades_nothing():
