@@ -1,7 +1,9 @@
 """Whether a running job should change to a better layout, and the change that moves least.
 
-Of peers that are alike for the plan, each keeps what it holds as far as possible. What still has to move is parameters with the
-optimiser's moments, and buffers; gradients and activations are not carried over an epoch. A change pays if
+Of peers that are alike for the plan, each keeps what it holds as far as possible. What has to move is parameters with the
+optimiser's moments, and buffers; gradients and activations are not carried over an epoch. It comes from the owner, out of the
+checkpoint that the change follows: with the same cut, peers keep the slices that they have; with another cut all of it is
+fetched. A change pays if
 
     new step + moving / steps to come  <  WORTH * old step
 
@@ -12,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import zip_longest
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -114,43 +116,25 @@ class _Holdings:
         return replace(candidate, stages=stages)
 
     def cost(self, candidate: Layout) -> tuple[float, float]:
-        """Bytes that move, and seconds until the last has arrived when all links carry at once."""
-        busy: dict[Hashable, float] = defaultdict(float)
-        moved, latency_s = 0.0, 0.0
-        for stage in candidate.stages:
+        """Bytes that move, and seconds until the last has arrived; infinite where the owner's links are unknown."""
+        cuts = [[(stage.first, stage.last) for stage in layout.stages] for layout in (self.current, candidate)]
+        fetched: dict[int, float] = defaultdict(float)
+        for before, stage in zip_longest(self.current.stages if cuts[0] == cuts[1] else (), candidate.stages):
             for peer in stage.peers:
-                for first, last in self._missing(stage, peer):
-                    source, num_bytes = self._source(peer, first, last), self._state_bytes(first, last)
-                    moved += num_bytes
-                    if source is None or not num_bytes:
-                        continue
-                    latency_s = max(latency_s, float(self.network.alpha_s[source, peer]))
-                    for queue in self.network.queues(source, peer):
-                        busy[queue] += num_bytes * self.network.pace(source, peer)
-        return moved, max(busy.values(), default=0.0) + latency_s
+                if before is None or peer not in before.peers:
+                    fetched[peer] += self._state_bytes(stage.first, stage.last)
+        return sum(fetched.values()), self._from_owner_s(fetched)
 
-    def _missing(self, stage: Stage, peer: int) -> list[tuple[int, int]]:
-        """Runs of blocks of a stage that a peer does not hold, divided where current stages end."""
-        held = self._blocks(self.current, peer)
-        borders = sorted({stage.first, stage.last, *(s.last for s in self.current.stages if stage.first < s.last < stage.last)})
-        runs: list[tuple[int, int]] = []
-        for first, last in pairwise(borders):
-            if not any(one <= first and last <= other for one, other in held):
-                runs.append((first, last))
-        return runs
-
-    def _source(self, peer: int, first: int, last: int) -> int | None:
-        """Who sends blocks: the holder nearest to the peer, or the owner with its checkpoint; None if nobody is known."""
-        holders = [
-            holder
-            for stage in self.current.stages
-            if stage.first <= first and last <= stage.last
-            for holder in stage.peers
-            if holder not in (GONE, peer)
-        ]
-        if not holders and self.network.owner is not None:
-            holders = [self.network.owner]
-        return min(holders, key=lambda holder: self.network.link_s(holder, peer, self._state_bytes(first, last)), default=None)
+    def _from_owner_s(self, fetched: Mapping[int, float]) -> float:
+        """All peers fetch at once: each over its own link, and all over the owner's uplink, which is as fast as the fastest."""
+        owner, network = self.network.owner, self.network
+        if not fetched:
+            return 0.0
+        if owner is None:
+            return math.inf
+        paces = {peer: network.pace(owner, peer) for peer in range(len(network.peers))}
+        slowest_s = max(float(network.alpha_s[owner, peer]) + num_bytes * paces[peer] for peer, num_bytes in fetched.items())
+        return max(slowest_s, sum(fetched.values()) * min(paces.values()))
 
     def _blocks(self, layout: Layout, peer: int) -> list[tuple[int, int]]:
         return [(stage.first, stage.last) for stage in layout.stages if peer in stage.peers]

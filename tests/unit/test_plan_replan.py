@@ -21,14 +21,15 @@ TERMS = Terms(4)
 
 
 def alike_network(num_peers: int = 4, mbit_per_s: float = 100.0) -> Network:
-    network = random_network(0, num_peers, num_sites=1)
-    beta = np.full((num_peers, num_peers), 8e-6 / mbit_per_s)
+    """Peers and an owner."""
+    network = random_network(0, num_peers, num_sites=1, has_owner=True)
+    beta = np.full((num_peers + 1, num_peers + 1), 8e-6 / mbit_per_s)
     np.fill_diagonal(beta, 0.0)
     return replace(
         network,
         flops_per_s=np.full((num_peers, 3), 1e12),
         free_bytes=np.full(num_peers, 1e12),
-        alpha_s=np.zeros((num_peers, num_peers)),
+        alpha_s=np.zeros((num_peers + 1, num_peers + 1)),
         beta_s=beta,
     )
 
@@ -48,14 +49,33 @@ def test_slices_stay_with_alike_peers() -> None:
     assert decision == Keep("the best layout now is the one in use")
 
 
-def test_only_what_changes_moves() -> None:
+def test_with_the_same_cut_only_what_changes_hands_moves_and_the_owner_sends_it() -> None:
+    current = layout((0, 3, (0,)), (3, 6, (1,)))
+    network = alike_network()
+    network.beta_s[4, 2] = 8e-6  # 1 Mbit/s from the owner, while other peers are near
+    uneven = replace(network, flops_per_s=np.outer([1e12, 1e12, 2e12, 2e12], np.ones(3)))
+    decision = replan(CHAIN, uneven, TERMS, current, layout((0, 3, (0,)), (3, 6, (2,))), Predicted(2.0, 1.0, 10**6))
+    assert isinstance(decision, Change)
+    assert decision.moved_bytes == pytest.approx(state_bytes(3, 6))
+    assert decision.move_s == pytest.approx(state_bytes(3, 6) * 8e-6)
+
+
+def test_with_another_cut_all_of_it_leaves_the_owner_over_its_uplink() -> None:
     current = layout((0, 3, (0,)), (3, 6, (1,)))
     candidate = layout((0, 2, (3,)), (2, 6, (2,)))
     decision = replan(CHAIN, alike_network(), TERMS, current, candidate, Predicted(2.0, 1.0, 10**6))
     assert isinstance(decision, Change)
     assert decision.layout.stages == (Stage(0, 2, (0,)), Stage(2, 6, (1,)))
-    assert decision.moved_bytes == pytest.approx(state_bytes(2, 3))
-    assert decision.move_s == pytest.approx(state_bytes(2, 3) * 8e-8)
+    assert decision.moved_bytes == pytest.approx(state_bytes(0, 6))
+    assert decision.move_s == pytest.approx(state_bytes(0, 6) * 8e-8)
+
+
+def test_where_the_owners_links_are_unknown_nothing_moves_without_need() -> None:
+    network = replace(alike_network().select(range(4)), has_owner=False)
+    candidate = layout((0, 3, (0,)), (3, 6, (1,)))
+    for current_s, kind in ((100.0, Keep), (math.inf, Change)):
+        decision = replan(CHAIN, network, TERMS, layout((0, 6, (0,))), candidate, Predicted(current_s, 1.0, 10**6))
+        assert isinstance(decision, kind)
 
 
 @pytest.mark.parametrize(("steps", "changes"), [(1, False), (10**6, True)])
