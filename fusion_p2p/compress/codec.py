@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fusion_p2p.compress.dense import from_bytes, to_bytes
+from fusion_p2p.compress.dense import from_bytes, to_bytes, to_device
 from fusion_p2p.compress.quantising import decode_int4, decode_int8, encode_int4, encode_int8
 from fusion_p2p.compress.sparse import SparseCoder, decode_fp16, encode_fp16
 from fusion_p2p.errors import WireError
@@ -93,7 +93,7 @@ class EdgeCodec:
             return self._refused()
         if places is None:
             raise WireError(f"a gradient came for value {self._key[0]}, which was refused")
-        return self._shaped(self._coder.scatter(self._coder.decode_masked(payload).to(self._device), places))
+        return self._shaped(self._coder.scatter(to_device(self._coder.decode_masked(payload), self._device), places))
 
     def drop(self, moment: Moment) -> None:
         """No gradient flows back at this moment."""
@@ -161,7 +161,7 @@ class _Cast:
         return None if data is None else (data, None)
 
     def decode(self, data: Tensor) -> tuple[Tensor, None]:
-        return self._decode(data.to(self._device)), None
+        return self._decode(to_device(data, self._device)), None
 
 
 class _Blockwise:
@@ -181,7 +181,7 @@ class _Blockwise:
         return None if data is None else (data, None)
 
     def decode(self, data: Tensor) -> tuple[Tensor, None]:
-        return self._decode(data.to(self._device), self._count), None
+        return self._decode(to_device(data, self._device), self._count), None
 
 
 def _coder(spec: CodecSpec, count: int, device: torch.device) -> Coder | None:

@@ -1,7 +1,8 @@
 """Tensors as they are: raw little-endian bytes in row-major order, every dtype of the schema, bit-exact.
 
 NumPy knows no bfloat16, so bytes are taken through a `uint8` view of the tensor's own memory: nothing is converted or copied
-unless the tensor lies on an accelerator or is not contiguous.
+unless the tensor lies on an accelerator or is not contiguous. To and from an accelerator they go through page-locked memory, on
+this thread's stream: then the bus copies by itself, at its full rate, beside compute on other streams.
 """
 
 from __future__ import annotations
@@ -32,9 +33,26 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host, complete; from an accelerator in page-locked memory, which is used again once it is dropped."""
+    if not tensor.is_cuda:
+        return tensor.to("cpu")
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. An accelerator copies while this thread goes on; work on this stream comes after it."""
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)  # torch keeps the page-locked copy until the bus has read it
+
+
 def to_bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes on the host. They share its memory where they can: do not write to it while they are being sent."""
-    host = tensor.detach().to("cpu").contiguous()
+    host = to_host(tensor.detach()).contiguous()
     return host.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -54,4 +72,4 @@ def from_bytes(buffer: bytes | bytearray | memoryview, type: TensorType, device:
         raise WireError("payload has bytes other than 0 and 1 where booleans belong")
     if flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()
-    return flat.view(dtype).reshape(type.shape).to(device)
+    return to_device(flat.view(dtype).reshape(type.shape), device)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.compress import bits
-from fusion_p2p.compress.dense import all_finite
+from fusion_p2p.compress.dense import all_finite, to_device, to_host
 from fusion_p2p.compress.quantising import (
     bfloat16_bytes,
     decode_int8,
@@ -67,8 +67,8 @@ class SparseCoder:
         if self._spec.family == "topk-paper":
             return torch.cat((values.view(torch.uint8), places.view(torch.uint8))), places
         coded = [self._encode_largest(values, seed)]
-        coded += [torch.from_numpy(part) for part in bits.encode_places(places.cpu().numpy(), self._count)]
-        return torch.cat([part.to("cpu") for part in coded]), places
+        coded += [torch.from_numpy(part) for part in bits.encode_places(to_host(places).numpy(), self._count)]
+        return torch.cat([to_host(part) for part in coded]), places
 
     def decode(self, data: Tensor) -> tuple[Tensor, Tensor]:
         """The tensor (count,) float32 and the places kept."""
@@ -79,8 +79,8 @@ class SparseCoder:
             size = value_bytes(self._spec.values, self.kept, masked=False)
             values = self._decode_largest(data[:size])
             places = self._decode_places(data[size:].numpy())
-        places = places.to(self._device)
-        return self.scatter(values.to(self._device), places), places
+        places = to_device(places, self._device)
+        return self.scatter(to_device(values, self._device), places), places
 
     def encode_masked(self, flat: Tensor, places: Tensor, seed: int | None) -> Tensor | None:
         """The bytes of a gradient (count,) at places that both sides know; None when it is not finite there."""
@@ -172,9 +172,9 @@ def _encode_above_floor(values: Tensor, seed: int | None) -> Tensor:
     scaled = (above / torch.where(spans == 0, 1.0, spans)[:, None]).view(-1)[: len(values)]
     rounded = scaled.round() if seed is None else (scaled + dithers(len(values), seed, values.device)).floor()
     codes = rounded.clamp_(0, _LEVELS).to(torch.int16) | (values < 0).to(torch.int16) << MAGNITUDE_BITS
-    packed = torch.from_numpy(bits.pack(codes.cpu().numpy(), 1 + MAGNITUDE_BITS))
+    packed = torch.from_numpy(bits.pack(to_host(codes).numpy(), 1 + MAGNITUDE_BITS))
     scales = torch.cat((floor.reshape(1), spans))
-    return torch.cat((bfloat16_bytes(scales).cpu(), packed))
+    return torch.cat((to_host(bfloat16_bytes(scales)), packed))
 
 
 def _decode_above_floor(data: Tensor, count: int) -> Tensor:

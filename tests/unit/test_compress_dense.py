@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_p2p.compress.dense import all_finite, from_bytes, to_bytes, type_of
+from fusion_p2p.compress.dense import all_finite, from_bytes, to_bytes, to_device, to_host, type_of
 from fusion_p2p.errors import WireError
 from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import DTYPE_BYTES, TensorType
@@ -93,3 +96,65 @@ def test_booleans_are_zero_or_one():
 def test_dtype_without_a_name_is_refused():
     with pytest.raises(ValueError, match="no place on the wire"):
         type_of(torch.zeros(1, dtype=torch.complex64))
+
+
+class OnAccelerator(torch.Tensor):
+    """Behaves as a tensor of a GPU: a copy that nobody waits for has happened only once the stream is synchronised."""
+
+    is_cuda = True  # type: ignore[assignment]
+    asked: list[str]
+    pending: list[Callable[[], object]]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        options = kwargs or {}
+        match func.__name__:
+            case "copy_" if options.get("non_blocking"):
+                cls.pending.append(lambda: args[0].copy_(args[1].as_subclass(torch.Tensor)))
+                return args[0]
+            case "pin_memory" | "to":
+                cls.asked.append(f"{func.__name__} {options}")
+                return args[0]
+        return super().__torch_function__(func, types, args, options)
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of it, in order."""
+    OnAccelerator.asked, OnAccelerator.pending = asked, pending = [], []
+
+    class Stream:
+        def synchronize(self) -> None:
+            asked.append("synchronize")
+            while pending:
+                pending.pop(0)()
+
+    def allocated(shape: torch.Size, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        asked.append(f"empty pinned={pin_memory}")
+        return torch.zeros(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch, "empty", allocated)
+    return asked
+
+
+def test_bytes_of_an_accelerator_are_read_from_page_locked_memory_when_they_are_there(accelerator: list[str]):
+    tensor = torch.arange(1.0, 13).reshape(3, 4)
+    assert bytes(to_bytes(tensor.as_subclass(OnAccelerator))) == bytes(to_bytes(tensor))
+    assert accelerator == ["empty pinned=True", "synchronize"]
+
+
+def test_an_accelerator_reads_from_page_locked_memory_while_the_thread_goes_on(accelerator: list[str]):
+    to_device(torch.ones(3).as_subclass(OnAccelerator), torch.device("cuda"))
+    assert accelerator == ["pin_memory {}", "to {'non_blocking': True}"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_and_takes_bytes_through_page_locked_memory():
+    tensor = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+    assert to_host(tensor).is_pinned()
+    for _ in range(20):  # page-locked memory is used again, but never before it was read
+        data = bytearray(to_bytes(tensor))
+        taken = [from_bytes(data, type_of(tensor), tensor.device) for _ in range(4)]
+        assert all(torch.equal(copy, tensor) for copy in taken)
+        tensor = tensor + 1
