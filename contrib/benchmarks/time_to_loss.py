@@ -21,11 +21,11 @@ from contrib.testbeds.equal_links import busy_of_slices, equal_links, first_run,
 from contrib.testbeds.predictions import read_plan
 
 PEERS = 3
-BASE = 5.0
+BASE = 4.0
 """Times that peers are slower than this machine."""
 LATENCY_S = 0.02
 TIMES_COMPUTE = 8.0
-STEPS, FIRST_STEPS = 32, 5
+STEPS, FIRST_STEPS = 28, 5
 SMOOTHED = 5
 """Steps whose mean loss counts, the last one of them included."""
 WATCHED = 1.2
