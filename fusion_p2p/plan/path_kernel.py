@@ -78,13 +78,14 @@ def within(function: Function) -> Function:
 
 @within
 def stage_bytes(blocks: Floats, limits: Floats, first: int, last: int, size: float) -> float:
-    """Memory of each member of a stage; the same arithmetic as `plan.memory.slice_bytes`."""
+    """Memory of each member of a stage; the same arithmetic as `plan.memory.stage_bytes`, without tied parameters."""
     held = max(1.0, math.ceil(blocks[IN_FLIGHT, first] / size))
     fed = blocks[FEED_BYTES, last] - blocks[FEED_BYTES, first]
     kept = held * (blocks[KEPT_BYTES, first] + blocks[KEPT_BYTES, last] + fed)
     saved = (1.0 if limits[RECOMPUTE] > 0 else held) * (blocks[SAVED_BYTES, last] - blocks[SAVED_BYTES, first])
     arriving = limits[CREDITS] * (blocks[KEPT_BYTES, first] + blocks[RETURNED_BYTES, last])
-    return float(blocks[STATE_BYTES, last] - blocks[STATE_BYTES, first] + kept + saved + arriving)
+    shared = (3.0 - 2.0 / size) * (blocks[PARAMETER_BYTES, last] - blocks[PARAMETER_BYTES, first]) if size > 1 else 0.0
+    return float(blocks[STATE_BYTES, last] - blocks[STATE_BYTES, first] + kept + saved + arriving + shared)
 
 
 @within

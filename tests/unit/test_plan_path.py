@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -58,7 +59,9 @@ class Everything:
     def fits(self, stages: Sequence[Stage]) -> bool:
         for stage in stages:
             held = max(1, -(-self.in_flight // len(stage.peers)))
-            need = stage_bytes(self.chain, stage.first, stage.last, Holding(held, CREDITS, self.terms.moments))
+            need = stage_bytes(
+                self.chain, stage.first, stage.last, Holding(held, CREDITS, self.terms.moments, members=len(stage.peers))
+            )
             if need > min(self.network.free_bytes[peer] for peer in stage.peers):
                 return False
         return True
@@ -109,6 +112,17 @@ def test_equals_the_best_with_replicas_and_feeds(seed: int) -> None:
     terms = Terms(micro_batches=7)
     every = Everything(chain, network, terms)
     problem = prepare(chain, network, terms, sizes=(1, 2, 4))
+    assert least(problem, range(5)) == pytest.approx(every.best(range(5), sizes=(1, 2, 4)), rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_members_of_a_group_need_room_for_what_they_exchange(seed: int) -> None:
+    chain, network = random_chain(seed, 6), random_network(seed, 5, num_sites=1)
+    chain = replace(chain, forward_flops=1000 * chain.forward_flops, backward_flops=1000 * chain.backward_flops)
+    free_bytes = np.full(5, 5 * float(chain.parameter_bytes[-1]))
+    network = replace(network, free_bytes=free_bytes, flops_per_s=np.full((5, 3), 1e12))
+    every = Everything(chain, network, Terms(micro_batches=8))
+    problem = prepare(chain, network, every.terms, sizes=(1, 2, 4))
     assert least(problem, range(5)) == pytest.approx(every.best(range(5), sizes=(1, 2, 4)), rel=1e-7)
 
 
