@@ -37,7 +37,8 @@ def test_a_run_keeps_what_it_was_given(tmp_path: Path):
     path = tmp_path / "run"
     with RunFolder.create(config(path)) as folder:
         folder.write_model(b"graph", (), {})
-        folder.write_plan(Plan(Digest("0" * 64), "equal-compute", 2, (0, 0), (SlicePlan(PeerId("a"), 1),), ()), ("one", "two"), 1)
+        plan = Plan(Digest("0" * 64), "equal-compute", 2, (0, 0), (SlicePlan(PeerId("a"), 1),), ())
+        folder.write_plan(plan, ("one", "two"), 1)
         folder.ledger.append(End(step=3))
         logging.getLogger("fusion_p2p.test").warning("peer went away")
     with RunFolder.resume(path) as folder:
