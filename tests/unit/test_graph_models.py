@@ -133,5 +133,5 @@ def test_wrong_models_and_options_are_named(name: str, options: dict[str, object
 
 
 def test_options_are_listed() -> None:
-    assert option_names("gpt2") == ("layers", "width", "heads", "context", "vocabulary", "dropout", "tied")
+    assert option_names("gpt2") == ("layers", "width", "heads", "context", "vocabulary", "dropout", "tied", "window")
     assert option_names("resnet") == ("blocks", "width", "channels", "classes", "stem")
