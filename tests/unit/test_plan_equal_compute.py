@@ -136,5 +136,5 @@ def test_a_plan_explains_itself() -> None:
     lines = explain(made, graph, cut(graph, made.slice_of), chain_costs(graph), SGD)
     text = "\n".join(lines)
     assert "slice 0 on peer0: layer.0 .. layer.1, 2 nodes, 50% of the FLOPs" in text
-    assert f"edge 0 -> 1: 1 values, {BATCH * WIDTH * 4} bytes forward and {BATCH * WIDTH * 4} bytes back" in text
+    assert f"edge 0 -> 1: 1 value, {BATCH * WIDTH * 4} bytes forward and {BATCH * WIDTH * 4} bytes back" in text
     assert lines[-1] == "idle far: not reachable"
