@@ -187,12 +187,16 @@ class _Enlistment:
 
     async def _ask_around(self) -> Enlisted | None:
         """Until one answers: its answer says whom to ask next."""
+        failure: Exception | None = None
         for peer in await self._finder.candidates():
             try:
                 return await self._ask(peer)
             except (NetworkError, WireError) as error:
                 self._finder.doubt(peer, error)
-        if not self._reported:
+                failure = error
+        if failure is not None:
+            self._say(f"no peer has made a plan yet, asking again: {failure}")
+        elif not self._reported:
             self._say("looking for peers")
         return None
 
