@@ -34,6 +34,8 @@ from fusion_p2p.plan.plan import Plan
 TESTBED = Path(__file__).resolve().parents[1] / "testbeds" / "t7-emulated.json"
 BASE = 5.0
 """Times that the fastest peer is slower than this machine: all together then keep less than 1.2 cores busy."""
+SETTLE_S = 45.0
+"""Peers look at their links when they join, and again half a minute later: the first look is disturbed by the others' start."""
 SEQUENCES = 4
 """Examples of a micro-batch."""
 STEPS = 5
@@ -139,6 +141,7 @@ def measure(cases: Sequence[Case]) -> dict[str, float]:
         folder.mkdir()
         shutil.copytree(first / RATES, folder / RATES)
         with emulated_swarm(folder, bed, BASE, times) as swarm:
+            time.sleep(SETTLE_S)
             links = link_figures(bed, swarm.survey())
             print("; ".join(f"{name} {value:.3g}" for name, value in links.items()), flush=True)
             stage = Stage(swarm, _set_up(swarm, bed, times), _set_up(swarm, bed, 1.0))
