@@ -104,8 +104,8 @@ def _pace(pipeline: Pipeline) -> float:
 
 def _occupy(busy: dict[Hashable, float], network: Network, source: int, target: int, num_bytes: float) -> None:
     """Add the seconds that bytes occupy the links between two nodes, as the simulator counts them."""
-    for queue in network.queues(source, target):
-        busy[queue] += num_bytes * network.pace(source, target)
+    for queue, pace in network.queues(source, target):
+        busy[queue] += num_bytes * pace
 
 
 def _ways(pipeline: Pipeline, edge: PipelineEdge) -> list[tuple[int, int]]:

@@ -63,17 +63,21 @@ class Network:
             beta = max(beta, float(self.uplink_s[self.sites[source]]), float(self.downlink_s[self.sites[target]]))
         return beta
 
-    def queues(self, source: int, target: int) -> tuple[Queue, ...]:
-        """What a message occupies: its pair of nodes (half duplex: one for both directions), and site links with a limit."""
+    def queues(self, source: int, target: int) -> tuple[tuple[Queue, float], ...]:
+        """What a message occupies, each for so many seconds per byte.
+
+        Its pair of nodes (half duplex: one for both directions), and links of sites with a limit. A fast uplink carries other
+        flows beside one that is slow because of its other end, so it is occupied for its own share of the time only.
+        """
         if source == target:
             return ()
         leaves, enters = int(self.sites[source]), int(self.sites[target])
         pair = (source, target) if self.full_duplex else (min(source, target), max(source, target))
-        found: list[Queue] = [("pair", *pair)]
+        found: list[tuple[Queue, float]] = [(("pair", *pair), float(self.beta_s[source, target]))]
         if leaves != enters and self.uplink_s[leaves]:
-            found.append(("up", leaves, leaves))
+            found.append((("up", leaves, leaves), float(self.uplink_s[leaves])))
         if leaves != enters and self.downlink_s[enters]:
-            found.append(("down", enters, enters))
+            found.append((("down", enters, enters), float(self.downlink_s[enters])))
         return tuple(found)
 
     def select(self, peers: Sequence[int]) -> Network:

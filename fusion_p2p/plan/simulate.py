@@ -8,10 +8,11 @@ A peer codes beside its tasks, one message at a time: encodes before sending, de
 
 Links follow the alpha-beta model: n bytes occupy a link for n * beta seconds and arrive alpha later; alpha occupies nothing.
 Every directed pair of nodes is a queue of its own, first come first served in whole messages; on half-duplex networks both
-directions are one queue. Where a site's uplink or downlink is limited, a message between sites occupies that queue too, all at
-the pace of the slowest and not before all are free. That is coarser than fair sharing between flows: the order of small and
-large messages differs, the time at which a busy uplink has carried everything does not, but an uplink may idle while a message
-waits for a busy downlink. So such figures err on the slow side.
+directions are one queue. Where a site's uplink or downlink is limited, a message between sites occupies that queue too: it
+begins when all are free, ends at the pace of the slowest, and keeps each for its own share of the time, so that a fast uplink
+carries other flows beside one that a slow downlink holds up. That is coarser than fair sharing between flows: the order of
+small and large messages differs, the time at which a busy uplink has carried everything does not, but an uplink may idle while
+a message waits for a busy downlink.
 
 Not modelled: jitter, congestion, loss, the time of the owner's decision, and traffic other than values.
 """
@@ -44,6 +45,10 @@ class _Link:
     shared_s: float = 0.0
 
 
+_Occupied = tuple[tuple[_Link, float], ...]
+"""The links that a message occupies, each for so many seconds."""
+
+
 @dataclass(eq=False, slots=True)
 class _Channel:
     """The way of one edge, in one direction, between two nodes: the links that it occupies, and its credits."""
@@ -52,8 +57,7 @@ class _Channel:
     kind: TaskKind
     source: int
     target: int
-    links: tuple[_Link, ...]
-    seconds: float
+    links: _Occupied
     alpha_s: float
     credit_alpha_s: float
     credits: int
@@ -206,17 +210,16 @@ class _Simulation:
 
     def _channel(self, index: int, kind: TaskKind, source: int, target: int) -> _Channel:
         edge, network = self.pipeline.edges[index], self.network
-        links = self._links(source, target)
-        num_bytes = edge.forward_bytes if kind == "F" else edge.backward_bytes
-        seconds = num_bytes * network.pace(source, target)
+        links = self._links(source, target, edge.forward_bytes if kind == "F" else edge.backward_bytes)
         alpha_s, back_s = float(network.alpha_s[source, target]), float(network.alpha_s[target, source])
         encode_bytes, decode_bytes = edge.forward_coding if kind == "F" else edge.backward_coding
         encode_s = encode_bytes / float(network.memory_bytes_per_s[source]) if encode_bytes else 0.0
         decode_s = decode_bytes / float(network.memory_bytes_per_s[target]) if decode_bytes else 0.0
-        return _Channel(index, kind, source, target, links, seconds, alpha_s, back_s, edge.credits, encode_s, decode_s)
+        return _Channel(index, kind, source, target, links, alpha_s, back_s, edge.credits, encode_s, decode_s)
 
-    def _links(self, source: int, target: int) -> tuple[_Link, ...]:
-        return tuple(self.links.setdefault(queue, _Link()) for queue in self.network.queues(source, target))
+    def _links(self, source: int, target: int, num_bytes: float) -> _Occupied:
+        queues = self.network.queues(source, target)
+        return tuple((self.links.setdefault(queue, _Link()), num_bytes * pace) for queue, pace in queues)
 
     # Playing
 
@@ -230,10 +233,10 @@ class _Simulation:
 
     def _exchange(self, time: float, source: int, target: int, num_bytes: float) -> float:
         """When a message that is not waited for by any task is there."""
-        links, seconds = self._links(source, target), num_bytes * self.network.pace(source, target)
-        for link in links:
+        links = self._links(source, target, num_bytes)
+        for link, seconds in links:
             link.shared_s += seconds
-        return _occupy(links, time, seconds) + float(self.network.alpha_s[source, target])
+        return _occupy(links, time)[1] + float(self.network.alpha_s[source, target])
 
     def _cause(self, time: float, event: Event, subject: Any, micro_batch: int) -> None:
         heappush(self.events, (time, self.caused, event, subject, micro_batch))
@@ -289,7 +292,7 @@ class _Simulation:
         for ways in edges:
             channel = ways[micro_batch]
             if channel.encode_s:
-                coded = _occupy((self.coders[channel.source],), time, channel.encode_s)
+                _, coded = _occupy(((self.coders[channel.source], channel.encode_s),), time)
                 self._cause(coded, self._offer, channel, micro_batch)
             else:
                 self._offer(time, channel, micro_batch)
@@ -311,15 +314,15 @@ class _Simulation:
             channel.credits += 1
 
     def _transmit(self, time: float, channel: _Channel, micro_batch: int) -> None:
-        end = _occupy(channel.links, time, channel.seconds)
+        start, end = _occupy(channel.links, time)
         arrival = end + channel.alpha_s
         if self.trace and channel.links:
-            ends = channel.source, channel.target, end - channel.seconds, end, arrival
+            ends = channel.source, channel.target, start, end, arrival
             self.transfers.append(TransferSpan(channel.edge, channel.kind, micro_batch, *ends))
         self._cause(arrival, self._decode if channel.decode_s else self._there(channel), channel, micro_batch)
 
     def _decode(self, time: float, channel: _Channel, micro_batch: int) -> None:
-        decoded = _occupy((self.coders[channel.target],), time, channel.decode_s)
+        _, decoded = _occupy(((self.coders[channel.target], channel.decode_s),), time)
         self._cause(decoded, self._there(channel), channel, micro_batch)
 
     def _there(self, channel: _Channel) -> Event:
@@ -368,13 +371,15 @@ def _returns(edge: PipelineEdge) -> bool:
     return edge.gradient and edge.source != OWNER_STAGE
 
 
-def _occupy(links: tuple[_Link, ...], time: float, seconds: float) -> float:
-    """Put a message that is ready at `time` on all these links at once, when all are free; when it has left."""
-    for link in links:
+def _occupy(links: _Occupied, time: float) -> tuple[float, float]:
+    """Put a message that is ready at `time` on all these links at once, when all are free: when it begins and has left."""
+    for link, _ in links:
         if link.free_s > time:
             time = link.free_s
-    end = time + seconds
-    for link in links:
-        link.free_s = end
+    end = time
+    for link, seconds in links:
+        link.free_s = time + seconds
         link.busy_s += seconds
-    return end
+        if link.free_s > end:
+            end = link.free_s
+    return time, end

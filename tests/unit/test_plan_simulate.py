@@ -90,6 +90,20 @@ def test_the_flows_of_a_site_share_its_uplink() -> None:
     assert [span.end_s for span in simulate(alone, trace=True).transfers if span.kind == "F"] == [6.0, 6.0]
 
 
+def test_a_fast_uplink_carries_other_flows_beside_a_slow_one() -> None:
+    network = dataclasses.replace(
+        uniform_network(4),
+        sites=np.array([0, 0, 1, 2]),
+        uplink_s=np.array([0.5, 0.0, 0.0]),
+        downlink_s=np.array([0.0, 4.0, 0.0]),
+    )
+    edges = (PipelineEdge(0, 2, 5.0, 5.0), PipelineEdge(1, 3, 5.0, 5.0))
+    pipeline = Pipeline(network, (stage(0, 1), stage(1, 1), stage(2, 1), stage(3, 1)), edges, micro_batches=1)
+    timeline = simulate(pipeline, trace=True)
+    assert [(span.start_s, span.end_s) for span in timeline.transfers if span.kind == "F"] == [(1.0, 21.0), (3.5, 8.5)]
+    assert timeline.queue_busy_s["up", 0, 0] == 5.0
+
+
 def test_a_stage_waits_for_all_its_edges_and_a_gradient_from_each_reader() -> None:
     skip = PipelineEdge(0, 2, 7.0, 3.0)
     pipeline = Pipeline(
