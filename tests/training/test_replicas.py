@@ -133,7 +133,8 @@ async def test_statistics_of_batch_norm_are_the_mean_of_the_members_by_micro_bat
         optimiser.zero_grad()
     kept = parameters_of(config.run)
     for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(kept[name], tensor, rtol=1e-4, atol=1e-5)
+        # Sums in another order differ by up to 1e-4 behind a BatchNorm; another mean of the statistics by a hundred times that.
+        torch.testing.assert_close(kept[name], tensor, rtol=1e-3, atol=2e-4)
 
 
 async def test_all_members_hold_the_same_state_and_validate_the_same_model(tmp_path: Path) -> None:
