@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fusion_p2p.clock import SystemClock
+from fusion_p2p.clock import Clock, SystemClock
 from fusion_p2p.config import TrainConfig
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.graph.capture import capture
@@ -75,12 +75,23 @@ async def volunteers(
     """
     thread, coding = ComputeThread(1), ComputeThread(name="coding")
     bench = Bench(torch.device("cpu"), offered_bytes, thread, coding if overlap else None)
+    try:
+        async with volunteering(network, count, bench, SystemClock()) as peers:
+            yield peers
+    finally:
+        coding.close()
+        thread.close()
+
+
+@contextlib.asynccontextmanager
+async def volunteering(network: SimulatedNetwork, count: int, bench: Bench, clock: Clock) -> AsyncIterator[list[Volunteer]]:
+    """So many new peers that serve jobs, all on one bench."""
     peers: list[Volunteer] = []
     for _ in range(count):
         peer = network.join()
         blobs = BlobServer(peer.transport)
         await blobs.start()
-        service = JobService(peer.transport, blobs, bench, SystemClock())
+        service = JobService(peer.transport, blobs, bench, clock)
         peers.append(Volunteer(peer, service, asyncio.create_task(service.run())))
     try:
         yield peers
@@ -88,8 +99,6 @@ async def volunteers(
         for volunteer in peers:
             volunteer.task.cancel()
         await asyncio.gather(*(volunteer.task for volunteer in peers), return_exceptions=True)
-        coding.close()
-        thread.close()
 
 
 @dataclass

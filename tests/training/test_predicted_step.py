@@ -24,16 +24,14 @@ from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job.flow import Task, TaskKind
-from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.peer.building import Bench
-from fusion_p2p.peer.job_service import JobService
 from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import Plan, Schedule
 from fusion_p2p.plan.simulate import simulate
-from tests.swarm_in_memory import Volunteer, owner, run_config
+from tests.swarm_in_memory import Volunteer, owner, run_config, volunteering
 from tests.training.cuts import random_cut
 from tests.unit.chain_graphs import Cost
 
@@ -105,20 +103,9 @@ class TimedThread:
 
 @contextlib.asynccontextmanager
 async def timed_volunteers(network: SimulatedNetwork, case: Case, count: int) -> AsyncIterator[list[Volunteer]]:
-    peers: list[Volunteer] = []
-    for _ in range(count):
-        peer = network.join()
-        blobs = BlobServer(peer.transport)
-        await blobs.start()
-        bench = Bench(torch.device("cpu"), 4 << 30, TimedThread(case))  # type: ignore[arg-type]
-        service = JobService(peer.transport, blobs, bench, LoopClock())
-        peers.append(Volunteer(peer, service, asyncio.create_task(service.run())))
-    try:
+    bench = Bench(torch.device("cpu"), 4 << 30, TimedThread(case))  # type: ignore[arg-type]
+    async with volunteering(network, count, bench, LoopClock()) as peers:
         yield peers
-    finally:
-        for volunteer in peers:
-            volunteer.task.cancel()
-        await asyncio.gather(*(volunteer.task for volunteer in peers), return_exceptions=True)
 
 
 async def measured(case: Case, path: Path) -> tuple[float, Graph, Plan]:
