@@ -4,11 +4,17 @@
                     Start        run the epoch, from this step on                     -> Started
                     Abort        the epoch will not run; forget it
                     Commit, Skip the fate of a step                                   -> Applied, per replica
+                    Halt         run no further task of the epoch, keep the states    -> Halted
+                    Guard        fetch a copy of a slice's state and keep it          -> Held | NotHeld
+                    Admit        who else may fetch states of this run here
+                    Durable      states older than this step need not be kept
                     Stop         the run has ended; become standby                    -> (the stream closes)
     peer -> owner   StepReport   a replica has done its backward passes of a step
                     EvalReport   the loss of one validation micro-batch
                     Failed       a replica cannot go on
                     Lost         a neighbour in the plan went away
+                    Kept         a copy of a slice's state lies in this peer's memory
+                    Leaving      this peer wants to go: hand its slices over
     both            Pulse        alive; once a second when nothing else was said
 
 A message is obeyed only from the authenticated owner (or holder) of the run, in its incarnation and epoch.
@@ -64,6 +70,20 @@ class Contact(Record):
     addresses: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)]
 
 
+class Source(Record):
+    """Who may have the tensors of a slice's state; another cut may have several, each with some of them."""
+
+    slice: SliceIndex
+    peers: Annotated[tuple[PeerName, ...], Field(max_length=64)]
+
+
+class Stock(Record):
+    """The steps after which a peer can still produce the state of a slice: the running one, and copies that it keeps."""
+
+    slice: SliceIndex
+    steps: Annotated[tuple[Count, ...], Field(max_length=8)]
+
+
 class Prepare(Message):
     kind: ClassVar[str] = "prepare"
     job: JobName
@@ -77,6 +97,8 @@ class Prepare(Message):
     contacts: Annotated[tuple[Contact, ...], Field(max_length=256)]
     beside: bool = False
     """The epoch that runs here goes on until this one is started, with the state of the same slices as it lies there."""
+    sources: Annotated[tuple[Source, ...], Field(max_length=512)] = ()
+    """Where to fetch what is not here: these peers in turn, tensor by tensor, then the owner."""
 
 
 class Prepared(Message):
@@ -104,6 +126,84 @@ class Started(Message):
 class Abort(Message):
     kind: ClassVar[str] = "abort"
     epoch: Count
+    reason: Text
+
+
+class Halt(Message):
+    kind: ClassVar[str] = "halt"
+    epoch: Count
+    reason: Text
+    """What was decided before is still applied; an open step is forgotten."""
+
+
+class Halted(Message):
+    kind: ClassVar[str] = "halted"
+    epoch: Count
+    stock: Annotated[tuple[Stock, ...], Field(max_length=256)]
+    """All states of this run that lie here, also of slices that are only guarded."""
+
+
+class Kept(Message):
+    kind: ClassVar[str] = "kept"
+    epoch: Count
+    slice: SliceIndex
+    step: Count
+    digest: DigestText
+    num_bytes: Count
+
+
+class Guard(Message):
+    kind: ClassVar[str] = "guard"
+    job: JobName
+    incarnation: Count
+    slice: SliceIndex
+    step: Count
+    digest: DigestText
+    """Of the state, as its source has it (`Kept`)."""
+    manifest: Content
+    """Names and types of its tensors; the owner serves it."""
+    sources: Annotated[tuple[PeerName, ...], Field(max_length=64)]
+    """Who has it: asked in turn."""
+    contacts: Annotated[tuple[Contact, ...], Field(max_length=64)]
+
+
+class Held(Message):
+    kind: ClassVar[str] = "held"
+    job: JobName
+    incarnation: Count
+    slice: SliceIndex
+    step: Count
+    digest: DigestText
+    """Of what lies here now."""
+
+
+class NotHeld(Message):
+    kind: ClassVar[str] = "not_held"
+    job: JobName
+    incarnation: Count
+    slice: SliceIndex
+    step: Count
+    reason: Text
+
+
+class Admit(Message):
+    kind: ClassVar[str] = "admit"
+    job: JobName
+    incarnation: Count
+    peers: Annotated[tuple[PeerName, ...], Field(max_length=512)]
+    """All who may; it replaces what was said before."""
+
+
+class Durable(Message):
+    kind: ClassVar[str] = "durable"
+    job: JobName
+    incarnation: Count
+    step: Count
+
+
+class Leaving(Message):
+    kind: ClassVar[str] = "leaving"
+    job: JobName
     reason: Text
 
 
@@ -183,5 +283,6 @@ class Stop(Message):
 
 
 JOB_MESSAGES = MessageSet(
-    Prepare, Prepared, Refused, Start, Started, Abort, StepReport, Commit, Skip, Applied, EvalReport, Failed, Lost, Pulse, Stop
-)
+    Prepare, Prepared, Refused, Start, Started, Abort, Halt, Halted, StepReport, Commit, Skip, Applied, EvalReport, Failed, Lost,
+    Kept, Guard, Held, NotHeld, Admit, Durable, Leaving, Pulse, Stop,
+)  # fmt: skip

@@ -5,7 +5,7 @@
                           Probe          do you hear that peer? (second observer)         -> ProbeReply
                           Leave          I go, on purpose                  -> (the stream closes)
     coordinator -> peer   LinksRequest   what are your links like?         -> Links
-    owner -> coordinator  Register       plan my job                       -> Waiting*, then Proposal | NotCoordinator
+    owner -> coordinator  Register       plan my job          -> Waiting*, then Proposal | Unchanged | NotCoordinator
     anyone -> peer        StatusRequest  who is here?                      -> StatusReply
 
 One question per stream, except that Register is answered by any number of Waiting messages, at least one every 5 s, before the
@@ -82,6 +82,8 @@ class BeatReply(Message):
     over: Count | None
     """The asker's incarnation is over, and so are all up to this one: it comes back with a higher one."""
     members: Annotated[tuple[MemberEntry, ...], Field(max_length=MAX_MEMBERS_LISTED)]
+    standing: Text = ""
+    """What the coordinator has for the asker to do, in words for its volunteer; empty from who does not coordinate."""
 
 
 class VoteRequest(Message):
@@ -114,6 +116,29 @@ class Leave(Message):
     incarnation: Count
 
 
+class HeldAt(Record):
+    """Who has a copy of a slice's state."""
+
+    slice: SliceIndex
+    peer: PeerName
+
+
+class Current(Record):
+    """What a job that registers again runs on, or ran on until it lost somebody."""
+
+    purpose: Literal["mend", "improve"]
+    """mend: it cannot go on with `without`, the least change is wanted. improve: another plan only if it pays."""
+    plan: Content
+    """The owner serves it."""
+    without: Annotated[tuple[PeerName, ...], Field(max_length=256)] = ()
+    """Peers of the plan that are lost, leave, or must not be used again."""
+    held: Annotated[tuple[HeldAt, ...], Field(max_length=1024)] = ()
+    """Copies of slices at peers that do not execute them: these can take over without a download."""
+    step_s: Seconds = 0.0
+    """Measured seconds per step of the plan; 0: not known."""
+    steps_left: Count = 0
+
+
 class Register(Message):
     kind: ClassVar[str] = "register"
     job: JobName
@@ -131,6 +156,8 @@ class Register(Message):
     schedule: Literal["auto", "gpipe", "1f1b"] = "auto"
     codec: Name = "none"
     ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 100.0
+    current: Current | None = None
+    """None: it runs on nothing yet."""
 
 
 class LinkEntry(Record):
@@ -172,6 +199,13 @@ class Waiting(Message):
     reason: Text
 
 
+class Unchanged(Message):
+    """To who asks for a better plan: there is none that pays, and why."""
+
+    kind: ClassVar[str] = "unchanged"
+    reason: Text
+
+
 class NotCoordinator(Message):
     kind: ClassVar[str] = "not_coordinator"
     coordinator: Coordinator | None
@@ -204,6 +238,8 @@ class PeerStatus(Record):
     holding: Holding | None
     progress: Count
     heard_ago_s: Seconds
+    standing: Text = ""
+    """What it does or waits for, in words."""
 
 
 class JobStatus(Record):
@@ -231,5 +267,5 @@ class StatusReply(Message):
 
 SWARM_MESSAGES = MessageSet(
     Beat, BeatReply, VoteRequest, VoteReply, Probe, ProbeReply, Leave,
-    LinksRequest, Links, MeasureLinks, Register, Waiting, NotCoordinator, Proposal, StatusRequest, StatusReply,
+    LinksRequest, Links, MeasureLinks, Register, Waiting, Unchanged, NotCoordinator, Proposal, StatusRequest, StatusReply,
 )  # fmt: skip
