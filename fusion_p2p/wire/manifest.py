@@ -31,7 +31,7 @@ _Entry = tuple[
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DIMENSION)], ...], Field(max_length=MAX_RANK)],
 ]
 _ENTRIES: TypeAdapter[tuple[_Entry, ...]] = TypeAdapter(
-    Annotated[tuple[_Entry, ...], Field(min_length=1, max_length=MAX_TENSORS)]
+    Annotated[tuple[_Entry, ...], Field(max_length=MAX_TENSORS)]
 )
 
 
