@@ -8,6 +8,7 @@ gone; namespaces, devices and routes go with it. `nsenter --net=NAMESPACE PROGRA
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import select
@@ -72,8 +73,10 @@ class Emulator:
             _, _, target, packet = heapq.heappop(self._waiting)
             try:
                 os.write(self._wires[target], packet)
-            except BlockingIOError:
-                continue  # its namespace takes no more: lost, as on any full device
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EIO):
+                    raise
+                # Its namespace takes no more, or its wire is down: lost, as on any network.
 
 
 def main() -> int:

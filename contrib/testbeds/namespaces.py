@@ -70,21 +70,44 @@ def open_namespace(address: str) -> Namespace:
     return Namespace(network, wire)
 
 
+def set_wire(path: str, *, up: bool) -> None:
+    """Take the wire of a namespace (`Namespace.path`) down, so that no packet passes any more, or up again."""
+    network = os.open(path, os.O_RDONLY)
+    try:
+        with _coming_home() as libc:
+            _go_to(libc, network)
+            flags = _flags(DEVICE)
+            _set_flags(DEVICE, flags | _IFF_UP if up else flags & ~_IFF_UP)
+    finally:
+        os.close(network)
+
+
 @contextlib.contextmanager
 def _own_namespace() -> Iterator[int]:
     """This thread in a new namespace for the time of the block; gives its descriptor."""
+    with _coming_home() as libc:
+        if libc.unshare(_CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot make a network namespace")
+        yield os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def _coming_home() -> Iterator[ctypes.CDLL]:
+    """Wherever this thread goes in the block, it comes back to its own namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
-        if libc.unshare(_CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "cannot make a network namespace")
         try:
-            yield os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+            yield libc
         finally:
-            if libc.setns(home, _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "cannot leave a network namespace")
+            _go_to(libc, home)
     finally:
         os.close(home)
+
+
+def _go_to(libc: ctypes.CDLL, network: int) -> None:
+    if libc.setns(network, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot go to a network namespace")
 
 
 def _configure(device: str, request: int, value: bytes) -> None:
@@ -93,10 +116,17 @@ def _configure(device: str, request: int, value: bytes) -> None:
 
 
 def _bring_up(device: str) -> None:
+    _set_flags(device, _flags(device) | _IFF_UP)
+
+
+def _flags(device: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         answer = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16s24x", device.encode()))
-    flags = struct.unpack_from("16xH", answer)[0]
-    _configure(device, _SIOCSIFFLAGS, struct.pack("H", flags | _IFF_UP))
+    return int(struct.unpack_from("16xH", answer)[0])
+
+
+def _set_flags(device: str, flags: int) -> None:
+    _configure(device, _SIOCSIFFLAGS, struct.pack("H", flags))
 
 
 def _address(text: str) -> bytes:

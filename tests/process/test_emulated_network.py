@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from contrib.processes import processes_of
-from contrib.testbeds.emulation import emulated_network
-from contrib.testbeds.namespaces import why_not
+from contrib.testbeds.emulation import EmulatedNetwork, emulated_network
+from contrib.testbeds.namespaces import set_wire, why_not
 from contrib.testbeds.shaping import Shape
 
 pytestmark = [
@@ -38,3 +38,20 @@ def test_links_have_the_rates_and_latencies_they_were_given(tmp_path: Path):
     assert [slow.latency_s, fast.latency_s] == pytest.approx([0.02, 0.02], rel=0.2)
     assert processes_of([session]) == []
     assert not namespace.exists()
+
+
+def test_a_wire_that_is_taken_down_carries_nothing_until_it_is_up_again(tmp_path: Path):
+    def routes(network: EmulatedNetwork) -> list[str]:
+        with network.start("routes", 0, ["cat", "/proc/self/net/route"]) as asking:
+            assert asking.wait(10.0) == 0
+        return [line for line in asking.lines if line.startswith("links")]
+
+    with emulated_network(SHAPE, tmp_path) as network:
+        whole = routes(network)
+        assert whole
+        set_wire(network.namespaces["10.77.1.1"], up=False)
+        assert routes(network) == []
+        assert network.links.process.poll() is None
+        set_wire(network.namespaces["10.77.1.1"], up=True)
+        assert routes(network) == whole
+        assert network.measure(0, 1, 0.2).latency_s == pytest.approx(0.02, rel=0.2)

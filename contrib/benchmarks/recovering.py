@@ -1,0 +1,161 @@
+"""What the loss of a peer costs a run: seconds from kill -9 to the first Commit, until a frozen peer is given up, and how long
+the loss of a coordinator without a slice delays anything.
+
+Three slices of 25 MB of parameters on loopback, with spares that hold copies; whoever is killed is started again as a spare.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from contrib.chaos.aftermath import Noted, longest_wait_s, usual_step_s
+from contrib.chaos.places import Loopback
+from contrib.chaos.population import Population, Resident, holders, populated, read_plan
+from contrib.chaos.watching import LedgerWatch
+from contrib.processes import Program, ProgramFailed
+
+SLICES = 3
+SPARES = 2
+KILLS = 12
+FREEZES = 4
+COORDINATORS = 3
+LIMIT_S = 60.0
+COPIES = re.compile(r"copies of step \d+: (\d+) of \1 slices")
+LOST = re.compile(r"epoch=\d+ broken")
+CALM_STEPS = 5
+"""A run that has done so many steps since the last fault is in its stride again."""
+MODEL = (
+    "--model", "gpt2", "--layers", "6", "--width", "512", "--heads", "8", "--context", "64", "--dropout", "0", "--no-tied",
+    "--batch-size", "4", "--micro-batches", "4", "--steps", "1000000", "--validate-every", "0", "--checkpoint-every", "1000",
+    "--scheduler", "equal-compute", "--peers", str(SLICES),
+)  # fmt: skip
+
+
+def measure() -> dict[str, float]:
+    """Kill, freeze, and kill the coordinator; prints a table."""
+    with tempfile.TemporaryDirectory(prefix="fusion-recovery-") as name:
+        folder = Path(name)
+        with populated(Loopback(), folder / "peers", SLICES + SPARES) as population:
+            run = folder / "run"
+            with LedgerWatch(run) as watch, population.start_owner(run, MODEL) as owner:
+                trial = Trial(population, run, watch, owner)
+                kills = [trial.kill() for _ in range(KILLS)]
+                freezes = [trial.freeze() for _ in range(FREEZES)]
+                delays = [delay for delay in (trial.kill_coordinator() for _ in range(COORDINATORS)) if delay is not None]
+    show({"kill -9, to the first commit": kills, "SIGSTOP, until it is given up": freezes, "coordinator": delays})
+    return {
+        "recovery_seconds_median": statistics.median(kills),
+        "recovery_seconds_p95": percentile(kills, 0.95),
+        "kills": float(len(kills)),
+        "frozen_seconds_max": max(freezes),
+        **({"coordinator_delay_max": max(delays)} if delays else {}),
+    }
+
+
+class Trial:
+    """One run to which things are done, one after the other, each when the run is in its stride again."""
+
+    def __init__(self, population: Population, run: Path, watch: LedgerWatch, owner: Program) -> None:
+        self._population, self._run, self._watch, self._owner = population, run, watch, owner
+        self._turn = 0
+        self._said = 0
+
+    def kill(self) -> float:
+        """kill -9 of who executes a slice of which a spare has a copy; seconds to the first Commit of an epoch after it."""
+        victim = self._victim()
+        epoch, begin = self._epoch, time.monotonic()
+        victim.program.process.kill()
+        seconds = self._first_commit(begin, epoch) - begin
+        victim.program.process.wait()
+        self._population.restart(victim)
+        print(f"kill -9 of {victim.name}: {seconds:.2f} s", flush=True)
+        return seconds
+
+    def freeze(self) -> float:
+        """SIGSTOP; seconds until the owner says that the peer is lost."""
+        victim = self._victim()
+        epoch, begin, seen = self._epoch, time.monotonic(), len(self._owner.lines)
+        victim.program.process.send_signal(signal.SIGSTOP)
+        try:
+            self._owner.wait_for(LOST, LIMIT_S, after=seen)
+            seconds = time.monotonic() - begin
+            self._first_commit(begin, epoch)
+        finally:
+            victim.program.process.send_signal(signal.SIGCONT)
+        print(f"SIGSTOP of {victim.name}: given up after {seconds:.2f} s", flush=True)
+        return seconds
+
+    def kill_coordinator(self) -> float | None:
+        """How much later than usual a step came after kill -9 of the coordinator; None when it has a slice to lose."""
+        self._in_stride()
+        coordinator = self._population.coordinator
+        if coordinator is None or coordinator in [one for one, _ in self._holders()]:
+            return None
+        usual_s, begin = usual_step_s(self._watch.noted[-20:]), time.monotonic()
+        coordinator.program.process.kill()
+        time.sleep(10.0)  # the time in which anything that it was needed for would be missed
+        coordinator.program.process.wait()
+        self._population.restart(coordinator)
+        delay = max(0.0, longest_wait_s(self._watch.noted, begin, time.monotonic()) - usual_s)
+        print(f"kill -9 of the coordinator {coordinator.name}: {delay:.2f} s", flush=True)
+        return delay
+
+    def _victim(self) -> Resident:
+        """The holder of a slice, each in its turn, as soon as copies of all slices are held."""
+        self._in_stride()
+        self._owner.wait_for(COPIES, LIMIT_S, after=self._said)
+        self._said = len(self._owner.lines)
+        found = self._holders()
+        self._turn += 1
+        return found[self._turn % len(found)][0]
+
+    def _holders(self) -> list[tuple[Resident, int]]:
+        return holders(self._population.living, read_plan(self._run))
+
+    def _in_stride(self) -> None:
+        """Until everybody is here, and some steps were made."""
+        for one in self._population.living:
+            one.program.wait_for("standby|training|spare", LIMIT_S)
+        begin = time.monotonic()
+        for _ in range(CALM_STEPS):
+            begin = self._first_commit(begin)
+
+    @property
+    def _epoch(self) -> int:
+        return max(int(one.entry["epoch"]) for one in self._watch.noted if one.kind == "start")
+
+    def _first_commit(self, after_s: float, after_epoch: int = 0) -> float:
+        def wanted(one: Noted) -> bool:
+            return one.kind == "commit" and one.entry["epoch"] > after_epoch
+
+        commit = self._watch.wait_for(wanted, LIMIT_S, after_s=after_s)
+        if commit is None:
+            raise ProgramFailed(f"no commit within {LIMIT_S:g} s:\n{self._owner.tail(40)}")
+        return commit.at_s
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least this share of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def show(seconds: dict[str, list[float]]) -> None:
+    table = Table(title="seconds", title_justify="left")
+    for heading in ("what", "times", "least", "median", "most"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for what, found in seconds.items():
+        if found:
+            figures = (min(found), statistics.median(found), max(found))
+            table.add_row(what, str(len(found)), *(f"{figure:.2f}" for figure in figures))
+    Console(width=100, highlight=False).print(table)
