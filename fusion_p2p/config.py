@@ -256,6 +256,10 @@ class TrainConfig(JobConfig):
     validate_every: Annotated[int, Ge(0), Lt(1 << 31), Help("steps between validations; 0: never")] = 50
     validation_batches: Annotated[PositiveInt, Help("micro-batches of one validation")] = 8
     checkpoint_every: Annotated[PositiveInt, Help("steps between checkpoints")] = 20
+    copies: Annotated[
+        Literal["auto", "off"] | PositiveInt,
+        Help("steps between copies of all slices at other peers; auto: as often as it pays; or off"),
+    ] = "auto"
 
     peers: Annotated[PositiveInt | None, Help("plan when this many peers are there; none: when the model fits")] = None
     precision: Annotated[Literal["fp32", "bf16"], Help("precision of the computation")] = "fp32"
@@ -274,6 +278,13 @@ class TrainConfig(JobConfig):
     def num_cuts(self) -> int | None:
         """One place fewer than peers, if not said otherwise."""
         return self.cuts if self.cuts is not None or self.peers is None else self.peers - 1
+
+    @property
+    def copy_every(self) -> int | None:
+        """Steps between two copies of all slices; 0: never, None: as often as it pays."""
+        if isinstance(self.copies, int):
+            return self.copies
+        return None if self.copies == "auto" else 0
 
     @property
     def finish_after(self) -> int:

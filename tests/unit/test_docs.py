@@ -40,7 +40,7 @@ SURFACE = {
     "bootstrap": "bootstrap no-relay relay-listen relay-reservations relay-circuits relay-duration-s relay-mebibytes",
     "join": "bootstrap device threads memory-gib benchmark join-timeout-s metrics-port",
     "train": f"{JOB_FLAGS} steps learning-rate schedule warmup beta1 beta2 epsilon weight-decay clip validate-every "
-    "validation-batches checkpoint-every peers precision no-peers-timeout-s run resume",
+    "validation-batches checkpoint-every copies peers precision no-peers-timeout-s run resume",
     "plan": f"{JOB_FLAGS} testbed image json actions plot",
     "bench": "device threads benchmark precision json",
     "status": "bootstrap timeout-s json",
