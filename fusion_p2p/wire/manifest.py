@@ -30,9 +30,7 @@ _Entry = tuple[
     Annotated[str, Field(max_length=16)],
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DIMENSION)], ...], Field(max_length=MAX_RANK)],
 ]
-_ENTRIES: TypeAdapter[tuple[_Entry, ...]] = TypeAdapter(
-    Annotated[tuple[_Entry, ...], Field(max_length=MAX_TENSORS)]
-)
+_ENTRIES: TypeAdapter[tuple[_Entry, ...]] = TypeAdapter(Annotated[tuple[_Entry, ...], Field(max_length=MAX_TENSORS)])
 
 
 def encode_manifest(tensors: Mapping[str, TensorType]) -> bytes:
