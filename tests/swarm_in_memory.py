@@ -12,28 +12,35 @@ import torch
 
 from fusion_p2p.clock import Clock, SystemClock
 from fusion_p2p.config import TrainConfig
+from fusion_p2p.errors import NetworkError
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.graph.capture import capture
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import PeerId, digest_of
 from fusion_p2p.job.progress import RunSnapshot
+from fusion_p2p.net.base import Stream
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
+from fusion_p2p.net.messaging import MessageStream, request
 from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.driver import open_job, retuner_for, write_down
 from fusion_p2p.owner.enlistment import Enlisted
+from fusion_p2p.owner.guarding import Guarding, Unguarded
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.narrowing import narrowed
-from fusion_p2p.owner.owned_run import OwnedRun
+from fusion_p2p.owner.observers import SwarmObservers
+from fusion_p2p.owner.owned_run import OwnedRun, Partners
+from fusion_p2p.owner.registering import Job
 from fusion_p2p.owner.retuner import Survey
 from fusion_p2p.owner.run_folder import RunFolder
-from fusion_p2p.owner.training import RunContext
+from fusion_p2p.owner.stage import RunContext
 from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.job_service import JobService
+from fusion_p2p.plan.encoding import encode_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.wire.job_messages import Contact
-from fusion_p2p.wire.swarm_messages import Register
+from fusion_p2p.wire.swarm_messages import SWARM_MESSAGES, SWARM_PROTOCOL, Current, Probe, ProbeReply, Register
 
 
 @dataclass
@@ -54,6 +61,26 @@ class Recorder:
     @property
     def losses(self) -> list[float]:
         return [snapshot.loss for snapshot in self.snapshots if snapshot.loss is not None]
+
+
+@dataclass
+class Observer:
+    """Answers whether a peer can be reached, as the swarm service of a volunteer does."""
+
+    peer: SimulatedPeer
+
+    async def serve(self, stream: Stream) -> None:
+        messages = MessageStream(stream, SWARM_MESSAGES)
+        asked = await messages.receive(timeout_s=5)
+        assert isinstance(asked, Probe)
+        await messages.send(ProbeReply(heard=asked.peer == self.peer.peer_id or await self._reaches(PeerId(asked.peer))))
+
+    async def _reaches(self, suspect: PeerId) -> bool:
+        try:
+            await request(self.peer.transport, suspect, SWARM_PROTOCOL, SWARM_MESSAGES, Probe(peer=suspect), timeout_s=1.5)
+        except NetworkError:
+            return False
+        return True
 
 
 @dataclass
@@ -92,6 +119,7 @@ async def volunteering(network: SimulatedNetwork, count: int, bench: Bench, cloc
         blobs = BlobServer(peer.transport)
         await blobs.start()
         service = JobService(peer.transport, blobs, bench, clock)
+        await peer.transport.serve(SWARM_PROTOCOL, Observer(peer).serve)
         peers.append(Volunteer(peer, service, asyncio.create_task(service.run())))
     try:
         yield peers
@@ -109,6 +137,7 @@ class Owner:
     recorder: Recorder
     folder: RunFolder
     data: DataSet
+    swarm: ByHand
 
 
 def plan_for(
@@ -134,6 +163,61 @@ def plan_for(
     )
 
 
+@dataclass
+class ByHand:
+    """Plans without a coordinator: the first one by hand, then with spares in place of who is missing."""
+
+    plan: Plan
+    peers: Sequence[SimulatedPeer]
+    asked: list[Register] = field(default_factory=list)
+    better_plan: Plan | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is another spare."""
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there was none."""
+    _known: dict[str, Plan] = field(default_factory=dict)
+
+    async def enlist(self, register: Register) -> Enlisted:
+        """The plan; a mended one waits for a spare as long as it takes."""
+        self.asked.append(register)
+        while register.current is not None:
+            mended = self._mended(register.current)
+            if mended is not None:
+                return self.enlisted(mended)
+            self.waits.set()
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.enlisted(self.plan)
+
+    async def better(self, register: Register) -> Enlisted | str:
+        """The plan that a test has put here."""
+        self.asked.append(register)
+        return "it is the best" if self.better_plan is None else self.enlisted(self.better_plan)
+
+    def enlisted(self, plan: Plan) -> Enlisted:
+        """A plan as a coordinator proposes it."""
+        self._known[digest_of(encode_plan(plan))] = plan
+        contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in self.peers)
+        return Enlisted(plan=plan, coordinator=self.peers[0].peer_id, term=1, contacts=contacts)
+
+    def _mended(self, current: Current) -> Plan | None:
+        plan = self._known.get(current.plan.digest, self.plan)
+        held = [(entry.slice, PeerId(entry.peer)) for entry in current.held]
+        free = [peer.peer_id for peer in self.peers if peer.peer_id not in {*current.without, *plan.peers}]
+        slices = list(plan.slices)
+        for index, part in enumerate(slices):
+            members = list(part.members)
+            for place, member in enumerate(members):
+                if member in current.without:
+                    able = sorted(free, key=lambda peer: (index, peer) not in held)
+                    if not able:
+                        return None
+                    members[place] = able[0]
+                    free.remove(able[0])
+            slices[index] = replace(part, peer=members[0], replicas=tuple(members[1:]))
+        return replace(plan, slices=tuple(slices))
+
+
 @contextlib.asynccontextmanager
 async def owner(
     network: SimulatedNetwork,
@@ -142,11 +226,13 @@ async def owner(
     helpers: Sequence[Volunteer],
     arrange: Callable[[Plan, Sequence[PeerId]], Plan] = lambda plan, peers: plan,
     survey: Survey | None = None,
+    guards: Callable[[Job, BlobServer, SimulatedPeer, RunContext], Guarding] | None = None,
     **options: int,
 ) -> AsyncIterator[Owner]:
     """The owner of a run whose cut is `slices(graph)`; the plan comes by hand, not from a coordinator.
 
     `arrange` may change the plan, in which each slice has one member; `survey` says what the links are like later.
+    The plan is for as many helpers as `executing` says, else for all; the others are spares.
     """
     data, recorder = open_data(config), Recorder()
     folder = RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume)
@@ -159,17 +245,18 @@ async def owner(
             write_down(folder, captured, (*source.module.state_dict(), *made.parameters))
         job = open_job(config, folder, recorder)
         peers = [volunteer.peer for volunteer in helpers]
-        plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), peers, config, **options)
-        plan = arrange(plan, [peer.peer_id for peer in peers])
+        members = peers[: options.pop("executing", len(peers))]
+        plan = plan_for(job.graph_bytes, job.graph, slices(job.graph), members, config, **options)
+        plan = arrange(plan, [peer.peer_id for peer in members])
 
-        async def by_hand(register: Register) -> Enlisted:
-            contacts = tuple(Contact(peer=peer.peer_id, addresses=tuple(peer.transport.addresses)) for peer in peers)
-            return Enlisted(plan=plan, coordinator=peers[0].peer_id, term=1, contacts=contacts)
-
+        swarm = ByHand(plan, peers)
         context = RunContext(config, data, folder, recorder, SystemClock())
         retuner = retuner_for(context, job, survey) if survey is not None else None
-        run = OwnedRun(context, job, network.join().transport, by_hand, retuner)
-        yield Owner(run, recorder, folder, data)
+        me = network.join()
+        blobs = BlobServer(me.transport)
+        kept = guards(job, blobs, me, context) if guards is not None else Unguarded()
+        partners = Partners(swarm.enlist, swarm.better, SwarmObservers(me.transport, me.directory), kept)
+        yield Owner(OwnedRun(context, job, me.transport, blobs, partners, retuner), recorder, folder, data, swarm)
 
 
 def run_config(path: Path | None, **settings: object) -> TrainConfig:

@@ -1,7 +1,8 @@
 """How the owner turns a proposal into a running epoch; pure.
 
     IDLE --Proposed--> PREPARING --all Prepared--> STARTING --all Started--> RUNNING
-             any Refused, a lost peer, or the lease running out: Abort, which uses the number up
+             any Refused, a lost peer, or the lease running out: Abort, which uses the number up; but once the start is
+             written down, the epoch has begun and is broken: the next one goes on from where it would have
 
 A proposal is taken when it is built on the newest epoch and its (term, coordinator) is not older than the newest seen: two
 coordinators can waste work, but never corrupt a run.
@@ -99,6 +100,17 @@ class SendAbort:
     epoch: int
     peers: frozenset[PeerId]
     reason: str
+    culprits: frozenset[PeerId] = frozenset()
+    """Because of whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBroke:
+    """The start is written down, but not all of its peers will run it."""
+
+    epoch: int
+    reason: str
+    culprits: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,7 @@ class ProposalRefused:
     reason: str
 
 
-Action = SendPrepare | RecordStart | SendAbort | EpochRuns | ProposalRefused
+Action = SendPrepare | RecordStart | SendAbort | EpochBroke | EpochRuns | ProposalRefused
 
 
 def step(state: Epochs, event: Event, now: float) -> tuple[Epochs, tuple[Action, ...]]:
@@ -165,18 +177,20 @@ def _answered(state: Epochs, phase: Phase, peer: PeerId, epoch: int, now: float)
 
 
 def _gone(state: Epochs, peer: PeerId, reason: str) -> tuple[Epochs, tuple[Action, ...]]:
-    if peer not in state.peers or state.phase is Phase.IDLE:
+    if peer not in state.peers or state.phase not in (Phase.PREPARING, Phase.STARTING):
         return state, ()
-    return _abort(state, state.peers - {peer}, f"{peer}: {reason}")
+    return _end(state, state.peers - {peer}, f"{peer}: {reason}", frozenset({peer}))
 
 
 def _tick(state: Epochs, now: float) -> tuple[Epochs, tuple[Action, ...]]:
     if state.phase not in (Phase.PREPARING, Phase.STARTING) or now < state.deadline:
         return state, ()
     silent = ", ".join(sorted(state.waiting))
-    return _abort(state, state.peers, f"no answer within {state.lease_s:g} s from {silent}")
+    return _end(state, state.peers, f"no answer within {state.lease_s:g} s from {silent}", state.waiting)
 
 
-def _abort(state: Epochs, told: frozenset[PeerId], reason: str) -> tuple[Epochs, tuple[Action, ...]]:
+def _end(state: Epochs, told: frozenset[PeerId], reason: str, culprits: frozenset[PeerId]) -> tuple[Epochs, tuple[Action, ...]]:
     idle = replace(state, phase=Phase.IDLE, peers=frozenset(), waiting=frozenset())
-    return idle, (SendAbort(state.epoch, told, reason),)
+    if state.phase is Phase.STARTING:
+        return idle, (EpochBroke(state.epoch, reason, culprits),)
+    return idle, (SendAbort(state.epoch, told, reason, culprits),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import credits as outboxes
 from fusion_p2p.net.base import Stream, Transport
-from fusion_p2p.net.blobs import read_chunks, write_chunks
+from fusion_p2p.net.bulk import Outgoing, read_bulk, write_small
 from fusion_p2p.net.reconnecting import keep_open, until_reset
 from fusion_p2p.wire.codecs import NONE, CodecSpec, accepts, effective, payload_bytes
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, decode_header, encode_header
@@ -79,6 +79,11 @@ class ValueSender:
         }
         self.bytes_sent = 0
 
+    @property
+    def not_taken(self) -> Iterator[Moment]:
+        """The moments of all values that their readers have not taken."""
+        return (moment for _, moment in self._kept)
+
     async def run(self) -> None:
         """Keep all lanes open until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -114,7 +119,13 @@ class ValueSender:
 
         async def use(stream: Stream) -> None:
             self._refill(lane)
-            await until_reset(stream.close, self._write(stream, self._queues[lane]), self._read_acknowledgements(stream))
+            outgoing = Outgoing(stream, self._transport.bandwidth)
+            try:
+                await until_reset(
+                    stream.close, self._write(stream, self._queues[lane], outgoing), self._read_answers(stream, outgoing)
+                )
+            finally:
+                outgoing.end()
 
         try:
             await keep_open(self._transport, peer, VALUES_PROTOCOL, use)
@@ -127,7 +138,7 @@ class ValueSender:
             queue.get_nowait()
         self._step(outboxes.Reconnected(frozenset(edge for edge, other in self._lane_of.items() if other == lane)))
 
-    async def _write(self, stream: Stream, queue: asyncio.Queue[outboxes.Send]) -> None:
+    async def _write(self, stream: Stream, queue: asyncio.Queue[outboxes.Send], outgoing: Outgoing) -> None:
         while True:
             send = await queue.get()
             payload = self._kept.get((send.edge, send.moment))
@@ -135,24 +146,44 @@ class ValueSender:
                 continue
             kind = FrameKind.NONE if payload.type is None else FrameKind.VALUE
             header = Header(kind, self._run, send.moment, send.edge, payload.type, payload.codec, len(payload.data))
-            await write_chunks(stream, memoryview(encode_header(header)))
-            await write_chunks(stream, payload.data)
+            await write_small(stream, encode_header(header))
+            await outgoing.write(payload.data)
             self.bytes_sent += HEADER_BYTES + len(payload.data)
 
-    async def _read_acknowledgements(self, stream: Stream) -> None:
+    async def _read_answers(self, stream: Stream, outgoing: Outgoing) -> None:
         while True:
             header = decode_header(await stream.read_exactly(HEADER_BYTES))
+            if header.kind is FrameKind.ARRIVED:
+                outgoing.arrived(header.payload_bytes)
+                continue
             if header.kind is not FrameKind.CREDIT or header.run != self._run or header.edge not in self._lane_of:
                 raise WireError(f"{stream.remote} acknowledged what was not sent")
             self._step(outboxes.Acknowledged(header.edge, header.moment))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Incoming:
-    """The stream of a lane that comes in, and what is still to be acknowledged on it."""
+    """The stream of a lane that comes in, and what is still to be answered on it."""
 
     stream: Stream
     answers: asyncio.Queue[Header]
+    untold_bytes: int = 0
+    """Read, but the sender was not told yet; then an ARRIVED frame is among the answers."""
+
+    def arrived(self, run: RunId, edge: Edge, num_bytes: int) -> None:
+        """WireError when the sender has not read thousands of answers: it does not want to know."""
+        if not self.untold_bytes:
+            if self.answers.full():
+                raise WireError(f"{self.stream.remote} reads no answers")
+            self.answers.put_nowait(Header(FrameKind.ARRIVED, run, Moment(0, 0), edge))
+        self.untold_bytes += num_bytes
+
+    async def next_answer(self) -> Header:
+        header = await self.answers.get()
+        if header.kind is FrameKind.ARRIVED:
+            header = replace(header, payload_bytes=self.untold_bytes)
+            self.untold_bytes = 0
+        return header
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,54 +249,64 @@ class ValueReceiver:
             await replaced.stream.close()
         writing = asyncio.create_task(self._write_answers(incoming))
         try:
-            await self._read(stream, first, lane)
+            await self._read(incoming, first, lane)
         finally:
             writing.cancel()
             if self._lanes.get(lane) is incoming:
                 del self._lanes[lane]
 
-    async def _read(self, stream: Stream, header: Header, lane: tuple[PeerId, bool]) -> None:
+    async def _read(self, incoming: _Incoming, header: Header, lane: tuple[PeerId, bool]) -> None:
+        stream = incoming.stream
         while True:
             if lane_of(stream.remote, header.edge) != lane:
                 raise WireError(f"{stream.remote} mixed activations and gradients on one stream")
-            await self._receive(stream, header)
+            await self._receive(incoming, header)
             header = decode_header(await stream.read_exactly(HEADER_BYTES))
 
-    async def _receive(self, stream: Stream, header: Header) -> None:
+    async def _receive(self, incoming: _Incoming, header: Header) -> None:
+        stream = incoming.stream
         inlet = self._inlets.get(header.run)
         if inlet is None:
             raise WireError(f"{stream.remote} sent a value of epoch {header.run.epoch}, which does not run here")
         expected = inlet.expected(header.edge, header.moment, stream.remote)
-        inlet.deliver(header.edge, header.moment, await self._payload(stream, header, expected))
+        inlet.deliver(header.edge, header.moment, await self._payload(incoming, header, expected))
 
-    async def _payload(self, stream: Stream, header: Header, expected: Expected) -> Payload:
-        declared = expected.type
+    async def _payload(self, incoming: _Incoming, header: Header, expected: Expected) -> Payload:
         if header.kind is FrameKind.NONE:
             return NOTHING
-        if header.type is None or replace(header.type, grad=declared.grad) != declared:
-            raise WireError(f"{stream.remote} sent value {header.edge.value} as {header.type}, declared {declared}")
-        codec = effective(expected.codec, declared).family
-        if header.codec != codec:
-            raise WireError(f"{stream.remote} sent value {header.edge.value} coded as {header.codec}, planned is {codec}")
-        backward = header.edge.direction is Direction.BACKWARD
-        if not accepts(expected.codec, declared, header.payload_bytes, backward=backward):
-            most = payload_bytes(expected.codec, declared, backward=backward)[1]
-            raise WireError(f"{stream.remote} sent {header.payload_bytes} bytes for a value of {most}")
+        declared, stream = expected.type, incoming.stream
+        _check(stream.remote, header, expected)
         began = asyncio.get_running_loop().time()
-        data = memoryview(await read_chunks(stream, header.payload_bytes, self._count_chunk))
+
+        async def arrived(num_bytes: int) -> None:
+            self.chunks_received += 1
+            incoming.arrived(header.run, header.edge, num_bytes)
+
+        data = memoryview(await read_bulk(stream, header.payload_bytes, self._transport.bandwidth.down, arrived))
         seconds = asyncio.get_running_loop().time() - began
         if len(data) >= MEASURED_BYTES and seconds >= MEASURED_S:
             self.observed(stream.remote, len(data) / seconds)
         self.bytes_received += HEADER_BYTES + len(data)
         return Payload(declared, data, header.codec)
 
-    def _count_chunk(self) -> None:
-        self.chunks_received += 1
-
     async def _write_answers(self, incoming: _Incoming) -> None:
         try:
             while True:
-                await write_chunks(incoming.stream, memoryview(encode_header(await incoming.answers.get())))
+                await write_small(incoming.stream, encode_header(await incoming.next_answer()))
         except NetworkError as error:
             log.info("cannot acknowledge to peer=%s: %s", incoming.stream.remote, error)
             await incoming.stream.close()
+
+
+def _check(sender: PeerId, header: Header, expected: Expected) -> None:
+    """WireError unless a payload is of the declared type, under the planned codec, and of a size that this codec makes."""
+    declared = expected.type
+    if header.type is None or replace(header.type, grad=declared.grad) != declared:
+        raise WireError(f"{sender} sent value {header.edge.value} as {header.type}, declared {declared}")
+    codec = effective(expected.codec, declared).family
+    if header.codec != codec:
+        raise WireError(f"{sender} sent value {header.edge.value} coded as {header.codec}, planned is {codec}")
+    backward = header.edge.direction is Direction.BACKWARD
+    if not accepts(expected.codec, declared, header.payload_bytes, backward=backward):
+        most = payload_bytes(expected.codec, declared, backward=backward)[1]
+        raise WireError(f"{sender} sent {header.payload_bytes} bytes for a value of {most}")

@@ -1,13 +1,19 @@
-"""When the plan of a running job changes between two steps: for its finish, and when codecs no longer fit the links."""
+"""When the plan of a running job changes between two steps: for its finish, when codecs no longer fit the links, when a peer
+wants to go, and when another plan pays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fusion_p2p.ids import PeerId
+from fusion_p2p.job.recovery import moves
+from fusion_p2p.owner.enlistment import Enlisted
+from fusion_p2p.owner.moving import Moving
+from fusion_p2p.owner.stage import Stage
 from fusion_p2p.plan.finishing import traceless
-from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.plan import EdgePlan, Plan
 
 PAUSE_STEPS = 10
 """After a change that a peer refused, the run goes on as it is for so long."""
@@ -15,14 +21,15 @@ PAUSE_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The run goes on under this plan after this step, with the same slices on the same peers."""
+    """The run goes on under this plan after this step; `enlisted` says whose it is when peers or slices are others."""
 
     plan: Plan
     after: int
+    enlisted: Enlisted | None = None
 
 
 class Reason(Protocol):
-    """Something that may want another plan."""
+    """Something that may want other codecs."""
 
     def plan_after(self, step: int, plan: Plan) -> Plan:
         """The plan after a step; `plan` itself when that is right."""
@@ -36,10 +43,22 @@ class Finish:
 
     def __init__(self, after: int) -> None:
         self._after = after
+        self._before: tuple[EdgePlan, ...] = ()
 
     def plan_after(self, step: int, plan: Plan) -> Plan:
-        """Without sparse codecs, or the plan as it is."""
-        return traceless(plan) if step >= self._after else plan
+        """Without sparse codecs, or with them when the run has gone back to before its finish."""
+        if step < self._after:
+            return self.asked(plan)
+        finished = traceless(plan)
+        if finished != plan:
+            self._before = plan.edges
+        return finished
+
+    def asked(self, plan: Plan) -> Plan:
+        """The plan with the codecs that it had before its finish, if that was what changed them."""
+        before = replace(plan, edges=self._before)
+        same_cut = list(map(_ends, plan.edges)) == list(map(_ends, self._before))
+        return before if same_cut and traceless(before).edges == plan.edges else plan
 
     def took(self, plan: Plan, step_s: float) -> None:
         """It does not matter how long steps take."""
@@ -48,8 +67,8 @@ class Finish:
 class Changes:
     """Asked at the boundary of every step."""
 
-    def __init__(self, reasons: Sequence[Reason]) -> None:
-        self._reasons = reasons
+    def __init__(self, reasons: Sequence[Reason], moving: Moving) -> None:
+        self._reasons, self._moving = reasons, moving
         self._paused_until = 0
 
     def started(self, step: int, plan: Plan) -> Plan:
@@ -58,27 +77,48 @@ class Changes:
             plan = reason.plan_after(step, plan)
         return plan
 
+    def began(self, stage: Stage) -> None:
+        """An epoch runs."""
+        self._moving.began(stage)
+
+    def leaves(self, peer: PeerId, reason: str) -> None:
+        """A peer wants to go."""
+        self._moving.leaves(peer, reason)
+
     def wanted(self, step: int, plan: Plan) -> Change | None:
         """What changes after this step."""
-        if step < self._paused_until:
+        enlisted = self._moving.found(plan)
+        if enlisted is None and step < self._paused_until:
             return None
-        changed = self.started(step, plan)
-        return None if changed == plan else Change(changed, step)
+        changed = self.started(step, plan if enlisted is None else enlisted.plan)
+        return None if changed == plan else Change(changed, step, enlisted)
 
     def took(self, plan: Plan, step_s: float) -> None:
         """A step under this plan took so long."""
+        self._moving.took(step_s)
         for reason in self._reasons:
             reason.took(plan, step_s)
 
-    def refused(self, change: Change) -> None:
+    def refused(self, change: Change, by: PeerId | None) -> None:
         """A change could not be made."""
-        self._paused_until = change.after + PAUSE_STEPS
+        if change.enlisted is None:
+            self._paused_until = change.after + PAUSE_STEPS
+        else:
+            self._moving.refused(by)
+
+
+def _ends(edge: EdgePlan) -> tuple[int, int, int]:
+    return edge.value, edge.source, edge.target
 
 
 def in_words(before: Plan, after: Plan) -> str:
-    """What a change of codecs is, in one line."""
+    """What a change is, in one line."""
+    if before.slice_of != after.slice_of:
+        return f"a new cut into {len(after.slices)} slices for {len(after.peers)} peers"
+    moved = moves([part.members for part in before.slices], [part.members for part in after.slices])
+    said = [f"slice {move.slice} moves to peer {', '.join(move.peers)}" for move in moved]
     pairs = zip(before.edges, after.edges, strict=True)
-    changed = dict.fromkeys(
+    said += dict.fromkeys(
         f"slice {old.source} to {old.target}: {old.codec} -> {new.codec}" for old, new in pairs if old.codec != new.codec
     )
-    return "; ".join(changed) or "no codec changes"
+    return "; ".join(said) or "the same peers take other shares"

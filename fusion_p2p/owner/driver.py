@@ -13,18 +13,23 @@ from fusion_p2p.graph.capture import Captured, capture
 from fusion_p2p.graph.encoding import decode_graph, encode_graph
 from fusion_p2p.ids import JobId, digest_of
 from fusion_p2p.job.progress import RunReport
+from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
 from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
 from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.enlistment import enlist
+from fusion_p2p.owner.guards import Guards
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.narrowing import narrowed
+from fusion_p2p.owner.observers import SwarmObservers
 from fusion_p2p.owner.own_links import OwnLinks
-from fusion_p2p.owner.owned_run import Job, OwnedRun
+from fusion_p2p.owner.owned_run import OwnedRun, Partners
+from fusion_p2p.owner.registering import Job
 from fusion_p2p.owner.retuner import Retuner, Survey
 from fusion_p2p.owner.run_folder import RunFolder
+from fusion_p2p.owner.spares import Swarm
+from fusion_p2p.owner.stage import RunContext
 from fusion_p2p.owner.swarm_survey import survey_of
-from fusion_p2p.owner.training import RunContext
 from fusion_p2p.plan.request import PlanRequest
 from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
 
@@ -63,7 +68,12 @@ async def _train(context: RunContext, job: Job) -> None:
         )
         look = functools.partial(survey_of, network.transport, network.directory, own_links)
         retuner = await asyncio.to_thread(retuner_for, context, job, look)
-        await OwnedRun(context, job, network.transport, register, retuner).finish()
+        blobs = BlobServer(network.transport)
+        surroundings = Swarm(network.transport, network.directory)
+        guards = Guards(job.job, job.incarnation, blobs, surroundings, context.clock, config.copy_every, report.say)
+        observers = SwarmObservers(network.transport, network.directory)
+        partners = Partners(register, observers=observers, guards=guards)
+        await OwnedRun(context, job, network.transport, blobs, partners, retuner).finish()
 
 
 def retuner_for(context: RunContext, job: Job, survey: Survey) -> Retuner | None:

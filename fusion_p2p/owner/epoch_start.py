@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import epochs
 from fusion_p2p.job.epochs import Epochs
-from fusion_p2p.owner.links import Gone, Heard, Links
+from fusion_p2p.owner.links import Event, Gone, Links, Parted
 from fusion_p2p.wire.job_messages import Abort, Failed, Lost, Prepare, Prepared, Pulse, Refused, Start, Started
 
 TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Why an epoch does not run. recorded: its start is in the ledger, so it has begun and ended.
+
+    culprits: peers without which it could be tried again. gone: of those, who is lost; the others refused or were silent.
+    """
+
+    reason: str
+    culprits: frozenset[PeerId] = frozenset()
+    gone: frozenset[PeerId] = frozenset()
+    recorded: bool = False
 
 
 class EpochStart:
@@ -28,21 +42,27 @@ class EpochStart:
         proposed: epochs.Proposed,
         order: Prepare,
         record_start: Callable[[], None],
-    ) -> str | None:
-        """Run the proposal's epoch, or say why it was aborted. `order` is for the epoch after the newest."""
+        aside: Callable[[Event], None] = lambda event: None,
+    ) -> NotStarted | None:
+        """Run the proposal's epoch, or say why it does not. `order` is for the epoch after the newest.
+
+        What does not concern the start goes to `aside`.
+        """
         attempt = _Attempt(links, order, record_start)
         self._step(proposed, attempt)
         while not attempt.ended:
             try:
                 async with asyncio.timeout(TICK_S):
-                    heard = await links.inbox.get()
+                    happened = await links.inbox.get()
             except TimeoutError:
                 self._step(epochs.Tick(), attempt)
                 continue
-            event = attempt.event(heard)
+            event = attempt.event(happened)
             if event is not None:
                 self._step(event, attempt)
-        return attempt.reason
+            else:
+                aside(happened)
+        return attempt.failure
 
     def _step(self, event: epochs.Event, attempt: _Attempt) -> None:
         self.state, actions = epochs.step(self.state, event, self._clock.now())
@@ -56,22 +76,27 @@ class _Attempt:
     def __init__(self, links: Links, order: Prepare, record_start: Callable[[], None]) -> None:
         self._links, self._order, self._record_start = links, order, record_start
         self._progress: dict[PeerId, int] = {}
+        self._gone: set[PeerId] = set()
         self.ended = False
-        self.reason: str | None = None
+        self.failure: NotStarted | None = None
 
-    def event(self, heard: Heard | Gone) -> epochs.Event | None:
-        """What a message means for the start, if anything."""
-        peer = heard.peer
-        if isinstance(heard, Gone):
-            return epochs.PeerGone(peer, heard.reason)
-        match heard.message:
+    def event(self, happened: Event) -> epochs.Event | None:
+        """What this means for the start, if anything."""
+        peer = happened.peer
+        if isinstance(happened, Gone):
+            self._gone.add(peer)
+            return epochs.PeerGone(peer, happened.reason)
+        if isinstance(happened, Parted):
+            return None
+        match happened.message:
             case Prepared(epoch=epoch):
                 return epochs.PeerPrepared(peer, epoch)
             case Started(epoch=epoch):
                 return epochs.PeerStarted(peer, epoch)
-            case Refused(epoch=epoch, reason=reason) | Failed(epoch=epoch, reason=reason) | Lost(epoch=epoch, reason=reason):
-                # Of another epoch: said again by a peer that was frozen while that one ended.
-                return epochs.PeerGone(peer, reason) if epoch == self._order.epoch else None
+            case Lost(epoch=epoch, peer=other, reason=reason) if epoch == self._order.epoch:
+                return epochs.PeerGone(PeerId(other), f"{peer} cannot send to it: {reason}")
+            case Refused(epoch=epoch, reason=reason) | Failed(epoch=epoch, reason=reason) if epoch == self._order.epoch:
+                return epochs.PeerGone(peer, reason)  # of another epoch: said again by a peer that was frozen meanwhile
             case Pulse(progress=progress) if progress != self._progress.get(peer):
                 self._progress[peer] = progress
                 return epochs.PeerProgressed(peer)
@@ -90,10 +115,16 @@ class _Attempt:
             case epochs.EpochRuns():
                 self._links.settle_all("epoch")
                 self.ended = True
-            case epochs.SendAbort(epoch, peers, reason):
+            case epochs.SendAbort(epoch, peers, reason, culprits):
                 self._links.settle_all("epoch")
                 for peer in peers:
                     self._links.say(peer, Abort(epoch=epoch, reason=reason[:1000]))
-                self.ended, self.reason = True, reason
+                self._fail(NotStarted(reason, culprits, culprits & self._gone))
+            case epochs.EpochBroke(_, reason, culprits):
+                self._links.settle_all("epoch")
+                self._fail(NotStarted(reason, culprits, culprits & self._gone, recorded=True))
             case epochs.ProposalRefused(reason):
-                self.ended, self.reason = True, reason
+                self._fail(NotStarted(reason))
+
+    def _fail(self, why: NotStarted) -> None:
+        self.ended, self.failure = True, why

@@ -42,6 +42,11 @@ class Feeder:
         """Send until cancelled."""
         await self._sender.run()
 
+    def reached(self, step: int) -> int:
+        """The first micro-batch of a step of which some reader has not taken everything; the last one when all have."""
+        waiting = (moment.micro_batch for moment in self._sender.not_taken if moment.step == step)
+        return min(waiting, default=self._micro_batches - 1)
+
     def feed_step(self, step: int) -> None:
         """Offer all micro-batches of a training step."""
         for micro_batch in range(self._micro_batches):

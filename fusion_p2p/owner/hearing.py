@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import RunStopped
 from fusion_p2p.ids import PeerId
-from fusion_p2p.owner.links import Gone, Heard, Links
+from fusion_p2p.owner.breaks import EpochBroken, Stalled
+from fusion_p2p.owner.links import Event, Heard, Links
 from fusion_p2p.wire.job_messages import Pulse
 
 STALL_S = 60.0
@@ -17,32 +16,30 @@ STALL_STEPS = 10.0
 
 
 class Hearing:
-    """Listens to the peers of an epoch. `describe` names a peer in sentences."""
+    """Listens to the peers of an epoch."""
 
-    def __init__(self, links: Links, clock: Clock, describe: Callable[[PeerId], str], longest_s: float) -> None:
-        self._links, self._clock, self._describe = links, clock, describe
+    def __init__(self, links: Links, clock: Clock, longest_s: float) -> None:
+        self._links, self._clock = links, clock
         self._progress: dict[PeerId, int] = {}
         self._moved = clock.now()
         self.longest_s = longest_s
         self.patient = False
         """Something is waited for whose every wait has a deadline of its own."""
 
-    async def next(self) -> Heard:
-        """The next thing a peer says. RunStopped when one is gone, or nothing moves any more."""
+    async def next(self) -> Event:
+        """The next thing that happens to a peer, pulses left out. EpochBroken when nothing moves any more."""
         while True:
             if self.patient:
                 self._moved = self._clock.now()
             allowed = max(STALL_S, STALL_STEPS * self.longest_s) - (self._clock.now() - self._moved)
             try:
                 async with asyncio.timeout(max(allowed, 0.0)):
-                    heard = await self._links.inbox.get()
+                    event = await self._links.inbox.get()
             except TimeoutError:
-                raise RunStopped(f"no task was finished for {self._clock.now() - self._moved:.0f} s") from None
-            if isinstance(heard, Gone):
-                raise RunStopped(f"{self._describe(heard.peer)} was lost: {heard.reason}")
-            if not isinstance(heard.message, Pulse):
+                raise EpochBroken(Stalled(f"no task was finished for {self._clock.now() - self._moved:.0f} s")) from None
+            if not isinstance(event, Heard) or not isinstance(event.message, Pulse):
                 self._moved = self._clock.now()
-                return heard
-            if heard.message.progress != self._progress.get(heard.peer):
-                self._progress[heard.peer] = heard.message.progress
+                return event
+            if event.message.progress != self._progress.get(event.peer):
+                self._progress[event.peer] = event.message.progress
                 self._moved = self._clock.now()

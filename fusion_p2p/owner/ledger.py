@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -80,16 +81,24 @@ class History:
     fates: dict[int, Commit | Skip] = field(default_factory=dict)
     checkpoint_step: int = 0
     ended: bool = False
+    _before: int = 0
 
     @property
     def step(self) -> int:
         """The last step whose fate is known; 0 before the first."""
         return max(self.fates, default=self.start.state_step if self.start else 0)
 
+    @property
+    def skips(self) -> int:
+        """How many of the last steps were skipped, in a row, since the run was opened."""
+        newest_first = (self.fates[step] for step in sorted(self.fates, reverse=True))
+        return sum(1 for _ in takewhile(lambda fate: isinstance(fate, Skip) and fate.epoch > self._before, newest_first))
+
     def add(self, entry: Entry) -> None:
         match entry:
             case Opened():
                 self.opened = entry
+                self._before = self.start.epoch if self.start is not None else 0
             case Start():
                 self.start = entry
                 self.fates = {step: fate for step, fate in self.fates.items() if step <= entry.state_step}

@@ -35,19 +35,27 @@ class Metrics:
 
 
 def read_curves(path: Path) -> tuple[Curve, Curve]:
-    """(step, loss) and (step, validation loss) of a metrics file, each step once, in order. A torn last line is left out."""
+    """(step, loss) and (step, validation loss) of what counts in a metrics file, in order. A torn last line is left out."""
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
+    newest = 0
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue
+        if line["step"] <= newest:  # the run has gone back: what came after does not count
+            losses, validation = _before(losses, line["step"]), _before(validation, line["step"])
+        newest = line["step"]
         if line["loss"] is not None:
             losses[line["step"]] = line["loss"]
         if line["validation_loss"] is not None:
             validation[line["step"]] = line["validation_loss"]
     return sorted(losses.items()), sorted(validation.items())
+
+
+def _before(curve: dict[int, float], step: int) -> dict[int, float]:
+    return {at: loss for at, loss in curve.items() if at < step}
 
 
 def draw_loss(metrics: Path, picture: Path, title: str) -> None:

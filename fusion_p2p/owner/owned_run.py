@@ -1,4 +1,4 @@
-"""One run of an owner over a swarm: enlist peers, start an epoch, train; and say how to go on when something ends it early."""
+"""One run of an owner over a swarm: enlist peers, train epoch after epoch, recover; and say how to go on when it ends early."""
 
 from __future__ import annotations
 
@@ -6,72 +6,58 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from fusion_p2p.compress.dense import to_bytes
-from fusion_p2p.errors import AddressError, GraphError, NetworkError, RunStopped, WireError
-from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import Cut, cut
-from fusion_p2p.graph.workload import workload
-from fusion_p2p.ids import JobId, PeerId
-from fusion_p2p.job import epochs
-from fusion_p2p.job.topology import ReplicaEdges, replica_edges
+from fusion_p2p.errors import GraphError, RunStopped, WireError
+from fusion_p2p.ids import PeerId
+from fusion_p2p.job.recovery import sources
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
-from fusion_p2p.owner.changing import Change, Changes, Finish, in_words
-from fusion_p2p.owner.checkpoint import Checkpoint
+from fusion_p2p.owner.admissions import Admissions
+from fusion_p2p.owner.breaks import EpochBroken, PeerLost, Stalled
+from fusion_p2p.owner.changing import Change, Changes, Finish, Reason, in_words
+from fusion_p2p.owner.checkpoints import KeptCheckpoints
 from fusion_p2p.owner.enlistment import Enlisted
-from fusion_p2p.owner.epoch_start import EpochStart
-from fusion_p2p.owner.links import Links
+from fusion_p2p.owner.guarding import Guarding, Unguarded
+from fusion_p2p.owner.launching import Launcher, States, Unlaunched
+from fusion_p2p.owner.links import Event, Gone, Heard, Links
 from fusion_p2p.owner.metrics import draw_loss
+from fusion_p2p.owner.moving import Better, Enlist, Moving
+from fusion_p2p.owner.observers import NoObservers, Observers
+from fusion_p2p.owner.recovery import Helpers, Recovery
+from fusion_p2p.owner.registering import Job, Registering
 from fusion_p2p.owner.retuner import Retuner
 from fusion_p2p.owner.run_folder import METRICS
-from fusion_p2p.owner.training import RunContext, Stage, Training
+from fusion_p2p.owner.showing import Showing
+from fusion_p2p.owner.stage import RunContext, Stage
+from fusion_p2p.owner.training import Company, Training
 from fusion_p2p.peer.background import beside
-from fusion_p2p.plan.encoding import check_plan, encode_plan
-from fusion_p2p.plan.explain import explain
 from fusion_p2p.wire.blob_messages import FetchTensor
-from fusion_p2p.wire.frames import RunId
-from fusion_p2p.wire.job_messages import Contact, Content, Prepare, Stop, TrainingSettings
+from fusion_p2p.wire.job_messages import Leaving, Stop
 from fusion_p2p.wire.swarm_messages import Register
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0
-"""How long the owner waits for its last words to be heard."""
 DRAW_S = 30.0
 """Between two drawings of the loss curve."""
-DIAL_S = 5.0
 RETRY_S = 2.0
 """Between an aborted epoch and the next registration."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What is trained, under which incarnation, and from which checkpoint it goes on (None: from the graph's rules)."""
+class Partners:
+    """Who helps a run from outside its plan.
 
-    job: JobId
-    incarnation: int
-    graph: Graph
-    graph_bytes: bytes
-    settings: TrainingSettings
-    checkpoint: Checkpoint | None
+    enlist: registers the job with the coordinator until a plan comes. better: asks it for one that pays more.
+    observers: whom to ask about peers that are not heard. guards: who keeps copies of slices.
+    """
 
-    @property
-    def state_step(self) -> int:
-        """The step whose state the run goes on from."""
-        return 0 if self.checkpoint is None else self.checkpoint.step
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A proposal, checked and cut."""
-
-    parts: Cut
-    edges: tuple[ReplicaEdges, ...]
-    explanation: tuple[str, ...]
+    enlist: Enlist
+    better: Better | None = None
+    observers: Observers = field(default_factory=NoObservers)
+    guards: Guarding = field(default_factory=Unguarded)
 
 
 class OwnedRun:
@@ -82,28 +68,30 @@ class OwnedRun:
         context: RunContext,
         job: Job,
         transport: Transport,
-        enlist: Callable[[Register], Awaitable[Enlisted]],
+        blobs: BlobServer,
+        partners: Partners,
         retuner: Retuner | None = None,
     ) -> None:
-        """`enlist` registers the job with the swarm's coordinator until a plan comes; `retuner` changes its codecs later."""
-        self._context, self._job, self._transport, self._enlist = context, job, transport, enlist
+        """`blobs` is started by `finish`; `retuner` changes the codecs of the job later."""
+        self._context, self._job, self._transport, self._blobs, self._partners = context, job, transport, blobs, partners
         self._config, self._folder, self._report = context.config, context.folder, context.report
-        self._blobs = BlobServer(transport)
-        self._holders: frozenset[PeerId] = frozenset()
-        started = self._folder.ledger.history.start
-        self._starting = EpochStart(context.clock, started.epoch if started is not None else 0)
-        self._retuner = retuner
         finish = Finish(context.config.finish_after)
-        self._changes = Changes([retuner, finish] if retuner is not None else [finish])
+        self._registering = Registering(job, context.config, blobs, finish.asked)
+        self._launcher = Launcher(context, job, transport, self._registering)
+        self._checkpoints = KeptCheckpoints(context.folder.checkpoints, job.checkpoint, context.report.say)
+        reasons: Sequence[Reason] = [finish]
+        self._moving = Moving(self._registering, self._enlist, partners.better, context.config.steps, context.clock)
+        self._changes = Changes(reasons if retuner is None else [retuner, *reasons], self._moving)
+        self._retuner = retuner
 
     async def finish(self) -> None:
         """Train to the last step. RunStopped says why not, what is kept, and the command that resumes."""
         await self._blobs.start()
-        graph = Content(digest=self._blobs.offer(self._job.graph_bytes), num_bytes=len(self._job.graph_bytes))
         self._blobs.offer_tensors(self._job.job, self._tensor)
+        work = [self._keep_drawn(), self._moving.run(), self._partners.guards.run()]
         try:
-            async with beside(self._keep_drawn(), *([self._retuner.run()] if self._retuner is not None else [])):
-                await self._train_with_whoever_enlists(graph)
+            async with self._linked() as links, beside(*work, *([self._retuner.run()] if self._retuner is not None else [])):
+                await self._train(links)
         except RunStopped as error:
             self._draw()
             raise RunStopped(f"{error}; {self._how_to_go_on()}") from None
@@ -112,167 +100,129 @@ class OwnedRun:
             raise
         self._draw()
 
-    async def _train_with_whoever_enlists(self, graph: Content) -> None:
-        while True:
-            enlisted = await self._enlist(self._registration(graph))
-            if await self._try_epoch(graph, enlisted):
-                return
-            await asyncio.sleep(RETRY_S)
-
-    def _registration(self, graph: Content) -> Register:
-        config = self._config
-        return Register(
-            job=self._job.job,
-            incarnation=self._job.incarnation,
-            graph=graph,
-            micro_batches=config.micro_batches,
-            optimiser=self._job.settings.optimiser,
-            precision=config.precision,
-            base_epoch=self._starting.state.epoch,
-            peers=config.peers,
-            scheduler=config.scheduler,
-            recompute=config.recompute,
-            schedule=config.pipeline,
-            codec=config.codec,
-            ratio=config.most_ratio,
-        )
-
-    async def _try_epoch(self, graph: Content, enlisted: Enlisted) -> bool:
-        """Start the proposal's epoch and train in it; False when it could not be started."""
-        enlisted = replace(enlisted, plan=self._changes.started(self._job.state_step, enlisted.plan))
-        try:
-            draft = await asyncio.to_thread(self._understand, enlisted)
-        except (GraphError, WireError) as error:
-            return self._wait(f"the plan of {enlisted.coordinator} is refused: {error}")
-        for line in draft.explanation:
-            self._report.say(line)
-        peers = enlisted.plan.peers
-        self._holders = peers
-        await self._meet(enlisted.contacts)
-        async with self._linked(sorted(peers)) as links:
-            order = self._order(graph, enlisted, self._job.state_step)
-            reason = await self._start(links, order, enlisted, draft)
-            if reason is not None:
-                return self._wait(f"the plan could not be started: {reason}")
-            await self._train(self._stage(order, enlisted, draft), links, enlisted, graph)
-        return True
-
-    async def _start(self, links: Links, order: Prepare, enlisted: Enlisted, draft: _Draft) -> str | None:
-        """Start the epoch of an order; or why that could not be done."""
-        base = self._starting.state.epoch
-        proposed = epochs.Proposed(enlisted.term, enlisted.coordinator, base, enlisted.plan.peers)
-        return await self._starting.start(links, proposed, order, self._recorder(order, enlisted, draft))
-
-    def _stage(self, order: Prepare, enlisted: Enlisted, draft: _Draft) -> Stage:
-        run = RunId(self._job.job, self._job.incarnation, order.epoch)
-        return Stage(run, self._job.graph, enlisted.plan, draft.parts, draft.edges, self._job.settings, order.state_step)
-
-    def _wait(self, reason: str) -> bool:
-        self._report.say(f"waiting: {reason}")
-        return False
-
-    def _understand(self, enlisted: Enlisted) -> _Draft:
-        """Check and cut: GraphError or WireError when the proposal is not a plan for our graph."""
-        graph, plan = self._job.graph, enlisted.plan
-        parts = cut(graph, plan.slice_of)
-        check_plan(plan, graph, parts)
-        explanation = explain(plan, graph, parts, workload(graph), self._job.settings.optimiser)
-        return _Draft(parts, replica_edges(graph, parts, plan), tuple(explanation))
-
-    async def _meet(self, contacts: Sequence[Contact]) -> None:
-        """Learn the way to the peers. One that cannot be dialled shows when its control stream is opened."""
-
-        async def dial(contact: Contact) -> None:
-            with contextlib.suppress(NetworkError, AddressError):
-                await self._transport.connect(contact.addresses, timeout_s=DIAL_S)
-
-        await asyncio.gather(*(dial(contact) for contact in contacts))
-
-    def _order(self, graph: Content, enlisted: Enlisted, state_step: int, *, beside: bool = False) -> Prepare:
-        """What every peer is asked to prepare; its epoch is the one that is given out when it is sent."""
-        encoded = encode_plan(enlisted.plan)
-        return Prepare(
-            job=self._job.job,
-            incarnation=self._job.incarnation,
-            epoch=self._starting.state.epoch + 1,
-            graph=graph,
-            plan=Content(digest=self._blobs.offer(encoded), num_bytes=len(encoded)),
-            settings=self._job.settings,
-            state_step=state_step,
-            contacts=enlisted.contacts,
-            beside=beside,
-        )
-
-    def _recorder(self, order: Prepare, enlisted: Enlisted, draft: _Draft) -> Callable[[], None]:
-        """Keeps the plan and writes the start of its epoch into the ledger."""
-        start = entries.Start(
-            epoch=order.epoch,
-            state_step=order.state_step,
-            plan=order.plan.digest,
-            coordinator=enlisted.coordinator,
-            term=enlisted.term,
-            codecs=tuple(edge.codec for edge in enlisted.plan.edges),
-        )
-
-        def record() -> None:
-            self._folder.write_plan(enlisted.plan, draft.explanation, order.epoch)
-            self._folder.ledger.append(start)
-
-        return record
-
-    async def _train(self, stage: Stage, links: Links, enlisted: Enlisted, graph: Content) -> None:
+    async def _train(self, links: Links) -> None:
         """Train to the last step, epoch after epoch."""
+        admissions = Admissions(self._job.job, self._job.incarnation, links)
+        company = Company(links, self._partners.guards, self._changes, admissions, Showing(self._context))
+        recovery = Recovery(
+            self._context,
+            Helpers(
+                links,
+                self._partners.guards,
+                self._changes,
+                admissions,
+                self._launcher,
+                self._registering,
+                self._enlist,
+                self._checkpoints,
+            ),
+        )
+        stage, broken = await self._first(links)
         while True:
-            change = await Training(self._transport, stage, links, self._context, self._changes).run()
+            try:
+                if broken is not None:
+                    stage, broken = await recovery.recover(stage, broken), None
+                change = await Training(self._transport, stage, company, self._context).run()
+            except EpochBroken as error:
+                broken = error
+                continue
             if change is None:
                 break
-            stage = await self._changed(stage, change, links, enlisted, graph)
+            stage, broken = await self._changed(stage, change, company)
         self._folder.ledger.append(entries.End(step=self._config.steps))
 
-    async def _changed(self, stage: Stage, change: Change, links: Links, enlisted: Enlisted, graph: Content) -> Stage:
-        """Go on in a new epoch under another plan for the same slices, or in this one when a peer refuses.
+    async def _first(self, links: Links) -> tuple[Stage, EpochBroken | None]:
+        """Ask for a plan until one of them runs, or was broken when it had just begun."""
+        while True:
+            enlisted = await self._enlist(self._registering.anew())
+            enlisted = replace(enlisted, plan=self._changes.started(self._job.state_step, enlisted.plan))
+            try:
+                draft = await asyncio.to_thread(self._launcher.understand, enlisted)
+            except (GraphError, WireError) as error:
+                await self._wait(f"the plan of {enlisted.coordinator} is refused: {error}")
+                continue
+            for line in draft.explanation:
+                self._report.say(line)
+            launched = await self._launcher.launch(links, draft, States(self._job.state_step, {}), _nothing, beside=False)
+            if isinstance(launched, Stage):
+                return launched, None
+            if launched.stage is not None:
+                return launched.stage, _broken(launched)
+            for peer in links.peers:
+                links.drop(peer, self._stop("the epoch was not started"))
+            await self._wait(f"the plan could not be started: {launched.why.reason}")
 
-        RunStopped when the peers are in neither.
-        """
-        changed = replace(enlisted, plan=change.plan)
-        draft = await asyncio.to_thread(self._understand, changed)
-        order = self._order(graph, changed, change.after, beside=True)
-        reason = await self._start(links, order, changed, draft)
-        if reason is None:
+    async def _changed(self, stage: Stage, change: Change, company: Company) -> tuple[Stage, EpochBroken | None]:
+        """Go on in a new epoch, or in this one when a peer refuses; with what broke when the peers are in neither."""
+        enlisted = self._launcher.again(change.plan) if change.enlisted is None else replace(change.enlisted, plan=change.plan)
+        try:
+            draft = await asyncio.to_thread(self._launcher.understand, enlisted)
+        except (GraphError, WireError) as error:
+            return self._unchanged(stage, change, f"the plan of {enlisted.coordinator} is refused: {error}", None), None
+        lost: list[Gone] = []
+
+        def aside(event: Event) -> None:
+            self._meanwhile(stage, event, lost)
+
+        holders = {index: part.members for index, part in enumerate(stage.plan.slices)}
+        company.admissions.admit(stage.plan.peers | draft.plan.peers | company.guards.admitted, again=True)
+        states = States(change.after, sources(stage.parts, draft.parts, holders))
+        launched = await self._launcher.launch(company.links, draft, states, aside, beside=True)
+        if isinstance(launched, Stage):
             self._report.say(f"new plan after step {change.after}: {in_words(stage.plan, change.plan)}")
-            return self._stage(order, changed, draft)
-        started = self._folder.ledger.history.start
-        if links.gone or (started is not None and started.epoch == order.epoch):
-            raise RunStopped(f"the plan could not be changed: {reason}")
+            for peer in company.links.peers - launched.plan.peers - company.guards.admitted:
+                company.links.drop(peer, self._stop("its slices have moved to other peers"))
+            return launched, None
+        if launched.stage is not None:
+            return launched.stage, _broken(launched)
+        lost += [Gone(peer, launched.why.reason) for peer in launched.why.gone & stage.plan.peers]
+        if lost:
+            return stage, EpochBroken(PeerLost(lost[0].peer, lost[0].reason), f"after step {change.after}")
+        self._launcher.holders = stage.plan.peers
+        return self._unchanged(stage, change, launched.why.reason, next(iter(launched.why.culprits), None)), None
+
+    def _unchanged(self, stage: Stage, change: Change, reason: str, by: PeerId | None) -> Stage:
         self._report.say(f"the plan stays as it is: {reason}")
-        self._changes.refused(change)
+        self._changes.refused(change, by)
         return replace(stage, state_step=change.after)
 
+    def _meanwhile(self, stage: Stage, event: Event, lost: list[Gone]) -> None:
+        """What happens while the plan changes, and is not about that."""
+        match event:
+            case Gone(peer, reason) if peer in stage.plan.peers:
+                lost.append(event)
+            case Gone(peer, reason):
+                self._partners.guards.gone(peer, reason)
+            case Heard(peer, Leaving(reason=reason)):
+                self._changes.leaves(peer, reason)
+            case Heard(peer, message):
+                self._partners.guards.heard(peer, message)
+
+    async def _wait(self, reason: str) -> None:
+        self._report.say(f"waiting: {reason}")
+        await asyncio.sleep(RETRY_S)
+
+    def _stop(self, reason: str) -> Stop:
+        return Stop(job=self._job.job, reason=reason)
+
+    async def _enlist(self, register: Register) -> Enlisted:
+        return await self._partners.enlist(register)
+
     @contextlib.asynccontextmanager
-    async def _linked(self, peers: list[PeerId]) -> AsyncIterator[Links]:
-        """Control streams to the peers; when the run ends, however it ends, they are told to stop."""
-        links = Links(self._transport, peers)
+    async def _linked(self) -> AsyncIterator[Links]:
+        """Control streams to peers; when the run ends, however it ends, they are told to stop."""
+        links = Links(self._transport, observers=self._partners.observers)
         keeping = asyncio.create_task(links.run())
         try:
             yield links
         finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    await links.dismiss(Stop(job=self._job.job, reason="the owner has ended the run"))
+            await links.dismiss(self._stop("the owner has ended the run"))
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _tensor(self, asker: PeerId, asked: FetchTensor) -> memoryview | None:
         """First values and restored state, for the peers of this run only: each question reads the disk."""
-        checkpoint = self._job.checkpoint
-        if (
-            checkpoint is None
-            or asker not in self._holders
-            or asked.step != checkpoint.step
-            or asked.name not in checkpoint.names
-        ):
-            return None
-        return to_bytes(await asyncio.to_thread(checkpoint.tensor, asked.name))
+        return await self._checkpoints.tensor(asked) if asker in self._launcher.holders else None
 
     def _how_to_go_on(self) -> str:
         history = self._folder.ledger.history
@@ -292,3 +242,15 @@ class OwnedRun:
             draw_loss(self._folder.path / METRICS, self._folder.loss_curve, f"{self._config.model} on {self._config.data}")
         except OSError as error:
             log.warning("the loss curve could not be drawn: %s", error)
+
+
+def _nothing(event: Event) -> None:
+    """Before the first epoch nothing else matters."""
+
+
+def _broken(launched: Unlaunched) -> EpochBroken:
+    """An epoch that was written down and broke at once."""
+    why = launched.why
+    peer = next(iter(sorted(why.culprits)), None)
+    what = Stalled(why.reason) if peer is None else PeerLost(peer, why.reason)
+    return EpochBroken(what, f"at the start of epoch {launched.stage.run.epoch}" if launched.stage is not None else "")

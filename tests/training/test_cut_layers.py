@@ -22,7 +22,7 @@ from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.owner import driver
 from fusion_p2p.owner.export import export_state_dict
 from fusion_p2p.owner.ledger import read_ledger
-from fusion_p2p.owner.training import RunContext
+from fusion_p2p.owner.stage import RunContext
 from fusion_p2p.plan.chain import legal_boundaries
 from fusion_p2p.wire.job_messages import OptimiserSettings, TrainingSettings
 from tests.swarm_in_memory import Recorder, owner, run_config, volunteers

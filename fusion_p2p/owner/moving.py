@@ -1,0 +1,125 @@
+"""Another plan for a running job, looked for beside training: when a peer wants to go, and when another plan pays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from fusion_p2p.clock import Clock
+from fusion_p2p.errors import Incompatible, SwarmUnreachable
+from fusion_p2p.ids import PeerId
+from fusion_p2p.owner.enlistment import Enlisted
+from fusion_p2p.owner.registering import Registering
+from fusion_p2p.owner.stage import Stage
+from fusion_p2p.plan.plan import Plan
+from fusion_p2p.wire.swarm_messages import Register
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+GAIN_EVERY_S = 10.0
+"""Between two looks for a better plan."""
+SHUN_S = 60.0
+"""A peer that refused a change is not asked again for so long."""
+PAUSE_S = 2.0
+"""After a change that could not be made nothing is looked for for so long."""
+SMOOTHING = 0.3
+
+Enlist = Callable[[Register], Awaitable[Enlisted]]
+Better = Callable[[Register], Awaitable[Enlisted | str]]
+"""A plan that pays, or why there is none."""
+
+
+class Moving:
+    """Looks for another plan while `run` runs. Without `better` only who leaves is replaced."""
+
+    def __init__(self, registering: Registering, enlist: Enlist, better: Better | None, steps: int, clock: Clock) -> None:
+        self._registering, self._enlist, self._better, self._steps, self._clock = registering, enlist, better, steps, clock
+        self._stage: Stage | None = None
+        self._leaving: dict[PeerId, str] = {}
+        self._shunned: dict[PeerId, float] = {}
+        self._found: tuple[Plan, Enlisted] | None = None
+        self._looked_at = self._pause_until = clock.now()
+        self._step = 0
+        self._step_s = 0.0
+
+    @property
+    def leaving(self) -> frozenset[PeerId]:
+        """Who wants to go."""
+        return frozenset(self._leaving)
+
+    def began(self, stage: Stage) -> None:
+        """An epoch runs: what was found for another one is worth nothing."""
+        self._stage, self._found, self._step = stage, None, stage.state_step
+        self._leaving = {peer: reason for peer, reason in self._leaving.items() if peer in stage.plan.peers}
+        self._step_s = 0.0
+
+    def leaves(self, peer: PeerId, reason: str) -> None:
+        """A peer wants to go."""
+        if peer not in self._leaving:
+            log.info("peer=%s wants to go: %s", peer, reason)
+            self._leaving[peer], self._found = reason, None
+
+    def refused(self, by: PeerId | None) -> None:
+        """The plan that was found could not be started, because of this peer if of anybody."""
+        self._found, self._pause_until = None, self._clock.now() + PAUSE_S
+        if by is not None:
+            self._shunned[by] = self._clock.now() + SHUN_S
+
+    def found(self, plan: Plan) -> Enlisted | None:
+        """Another plan instead of this one, if there is one by now."""
+        return self._found[1] if self._found is not None and self._found[0] == plan else None
+
+    def took(self, step_s: float) -> None:
+        """One more step was made and took so long."""
+        self._step += 1
+        self._step_s = step_s if self._step_s == 0 else (1 - SMOOTHING) * self._step_s + SMOOTHING * step_s
+
+    async def run(self) -> None:
+        """Look whenever there is reason to, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            stage = self._stage
+            if stage is None or self._found is not None or self._clock.now() < self._pause_until:
+                continue
+            if self._leaving:
+                await self._while_valid(stage, self._replace(stage))
+            elif self._better is not None and self._step_s and self._clock.now() - self._looked_at >= GAIN_EVERY_S:
+                await self._while_valid(stage, self._improve(stage, self._better))
+                self._looked_at = self._clock.now()
+
+    async def _while_valid(self, stage: Stage, looking: Awaitable[None]) -> None:
+        """Look as long as this epoch runs and nobody else wants to go."""
+        task, leaving = asyncio.ensure_future(looking), self.leaving
+        try:
+            while not task.done() and self._stage is stage and self.leaving == leaving:
+                await asyncio.wait({task}, timeout=TICK_S)
+            if task.done():
+                task.result()
+        except (SwarmUnreachable, Incompatible) as error:
+            log.info("no other plan: %s", error)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _replace(self, stage: Stage) -> None:
+        without = self.leaving | self._shunned_now()
+        self._take(stage, await self._enlist(self._registering.mend(stage.plan, without, {}, 0)))
+
+    async def _improve(self, stage: Stage, better: Better) -> None:
+        register = self._registering.improve(stage.plan, self._shunned_now(), self._step_s, max(0, self._steps - self._step))
+        answer = await better(register)
+        if isinstance(answer, str):
+            log.info("no better plan: %s", answer)
+        else:
+            self._take(stage, answer)
+
+    def _take(self, stage: Stage, enlisted: Enlisted) -> None:
+        if self._stage is stage and enlisted.plan != self._registering.asked(stage.plan):
+            self._found = (stage.plan, enlisted)
+
+    def _shunned_now(self) -> frozenset[PeerId]:
+        now = self._clock.now()
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        return frozenset(self._shunned)
