@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import base58
-from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
-from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
 from multiaddr import Multiaddr
 
 from fusion_p2p.errors import NetworkError
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.hivemind_parts import HivemindMultiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
 
 logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process when it is imported
 

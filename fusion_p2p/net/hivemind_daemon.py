@@ -24,14 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
-
 from fusion_p2p.errors import ConfigError, NetworkError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.hivemind_control import ControlSocket
+from fusion_p2p.net.hivemind_parts import P2P, HivemindMultiaddr, P2PDaemonError, use_hivemind_log_handler
 
 logger = logging.getLogger(__name__)
 use_hivemind_log_handler("nowhere")  # what it says goes where our own log goes
@@ -103,6 +99,11 @@ class Daemon:
         """Ask the process to end; `wait` tells when it has."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process, though it may be stopped or hang."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def wait(self) -> str:
         """Until the process ends; the last thing it said."""

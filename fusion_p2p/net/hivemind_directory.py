@@ -14,13 +14,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-from hivemind.dht import DHTNode
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
-
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.hivemind_daemon import Daemon
+from fusion_p2p.net.hivemind_parts import DHTNode, DHTRecord, PeerID, RecordValidatorBase
 from fusion_p2p.net.hivemind_transport import HivemindTransport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.records import MAX_LIFETIME_S, MAX_STAMPED_BYTES, read_record, read_stamped, stamp

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, permutations
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from fusion_p2p.plan.network import Floats, Network
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 SPREAD = 10.0
 DENSE = 100
@@ -105,6 +108,8 @@ def _split(fast: Floats, nodes: tuple[int, ...], seed: int) -> Iterator[tuple[in
     if len(nodes) <= 2 or links.max() / max(links.min(), 1e-15) < SPREAD:
         yield nodes
         return
+    import networkx as nx  # half a second to load, which a plan among alike links does not need
+
     found = nx.community.louvain_communities(_graph(within), weight="weight", seed=seed)
     if len(found) == 1:
         yield nodes
@@ -114,6 +119,8 @@ def _split(fast: Floats, nodes: tuple[int, ...], seed: int) -> Iterator[tuple[in
 
 
 def _graph(fast: Floats) -> nx.Graph:
+    import networkx as nx
+
     graph = nx.Graph()
     count = len(fast)
     graph.add_nodes_from(range(count))

@@ -7,15 +7,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.plan.auto import NAME as AUTO
-from fusion_p2p.plan.auto import auto
 from fusion_p2p.plan.chain import Chain, chain_of
 from fusion_p2p.plan.equal_compute import NAME as EQUAL_COMPUTE
 from fusion_p2p.plan.equal_compute import equal_compute
 from fusion_p2p.plan.equal_number import NAME as EQUAL_NUMBER
 from fusion_p2p.plan.equal_number import equal_number
-from fusion_p2p.plan.fence import NAME as OP_FENCE
-from fusion_p2p.plan.fence import op_fence
 from fusion_p2p.plan.layout import Layout
 from fusion_p2p.plan.memory import num_moments
 from fusion_p2p.plan.network import Network
@@ -29,6 +25,23 @@ Scheduler = Callable[[Chain, Network, Terms], Layout | NoPlan]
 
 ATTEMPTS = 4
 """How often a scheduler is asked when exact memory refuses its layout: with less for one peer, then for all."""
+
+AUTO, OP_FENCE = "auto", "op-fence"
+
+
+def auto(chain: Chain, network: Network, terms: Terms) -> Layout | NoPlan:
+    """The scheduler of `plan.auto`. Loaded when it is needed: it brings numba and networkx, a second and 80 MB."""
+    from fusion_p2p.plan import auto as search
+
+    return search.auto(chain, network, terms)
+
+
+def op_fence(chain: Chain, network: Network, terms: Terms) -> Layout | NoPlan:
+    """The scheduler of `plan.fence`, loaded when it is needed, too."""
+    from fusion_p2p.plan import fence
+
+    return fence.op_fence(chain, network, terms)
+
 
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
     {AUTO: auto, EQUAL_NUMBER: equal_number, EQUAL_COMPUTE: equal_compute, OP_FENCE: op_fence}

@@ -1,0 +1,42 @@
+"""The parts of hivemind that we use, without those that we do not.
+
+hivemind's own `__init__` loads averaging, experts and optimisers, and with them scipy: as much time and memory again as all the
+rest of a peer besides torch. So its package is put in place empty, and only the modules below are loaded into it.
+"""
+
+# ruff: noqa: E402  (the package has to be in its place before anything is loaded into it)
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+
+def _put_in_place() -> None:
+    spec = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemind")
+    if spec is not None:
+        sys.modules["hivemind"] = importlib.util.module_from_spec(spec)
+
+
+_put_in_place()
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
+
+__all__ = [
+    "P2P",
+    "DHTNode",
+    "DHTRecord",
+    "HivemindMultiaddr",
+    "P2PDaemonError",
+    "PeerID",
+    "RecordValidatorBase",
+    "p2pd_pb2",
+    "read_pbmsg_safe",
+    "use_hivemind_log_handler",
+    "write_pbmsg",
+]
