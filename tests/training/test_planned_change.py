@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fusion_p2p.errors import RunStopped, SliceFailed
+from fusion_p2p.errors import SliceFailed
 from fusion_p2p.ids import Digest, PeerId
 from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.owner import changing, retuner
 from fusion_p2p.owner.ledger import Start, read_ledger
-from fusion_p2p.peer import job_service
+from fusion_p2p.peer import engagements
 from fusion_p2p.peer.building import build_epoch
 from fusion_p2p.peer.epoch_work import BuiltEpoch
 from fusion_p2p.plan import retuning
@@ -65,7 +65,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
                 raise SliceFailed("no room for a change")
         return await build_epoch(*arguments)
 
-    monkeypatch.setattr(job_service, "build_epoch", build)
+    monkeypatch.setattr(engagements, "build_epoch", build)
     return asked
 
 
@@ -104,29 +104,30 @@ async def test_a_peer_that_refuses_leaves_the_run_on_its_plan_until_it_is_asked_
     assert any("the plan stays as it is" in line and "no room for a change" in line for line in changed.recorder.lines)
 
 
-async def test_a_peer_that_is_lost_while_the_plan_changes_ends_the_run_at_once(
+async def test_a_peer_that_is_lost_while_the_plan_changes_is_replaced_and_then_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
 
     async def build(*arguments: Any) -> BuiltEpoch:
-        if any(isinstance(argument, Prepare) and argument.beside for argument in arguments):
+        if any(isinstance(argument, Prepare) and argument.epoch == 2 for argument in arguments):
             asked.set()
             await asyncio.Event().wait()
         return await build_epoch(*arguments)
 
-    monkeypatch.setattr(job_service, "build_epoch", build)
+    monkeypatch.setattr(engagements, "build_epoch", build)
+    config = run_config(tmp_path / "run", finish=0.5, checkpoint_every=2)
     async with (
         SimulatedNetwork(seed=1) as network,
-        volunteers(network, 3) as helpers,
-        owner(network, run_config(tmp_path / "run", finish=0.5), contiguous, helpers, coded("topk:5")) as owned,
+        volunteers(network, 4) as helpers,
+        owner(network, config, contiguous, helpers, coded("topk:5"), executing=3) as owned,
     ):
         finishing = asyncio.create_task(owned.run.finish())
         await asyncio.wait_for(asked.wait(), 60)
         network.crash(helpers[1].peer.peer_id)
-        with pytest.raises(RunStopped, match="the plan could not be changed"):
-            await asyncio.wait_for(finishing, 25)
-    assert [start.epoch for start in starts(tmp_path / "run")] == [1]
+        await asyncio.wait_for(finishing, 25)
+    assert [(start.epoch, start.state_step) for start in starts(tmp_path / "run")] == [(1, 0), (3, 2), (4, 3)]
+    assert [set(start.codecs) for start in starts(tmp_path / "run")] == [{"topk:5"}, {"topk:5"}, {"int8"}]
 
 
 def test_a_finish_takes_the_least_lossy_codec_that_is_not_much_larger() -> None:
