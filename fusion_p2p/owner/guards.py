@@ -103,7 +103,6 @@ class Guards:
                 if epoch >= self._asked_in:
                     self._step(terms.KeptBy(peer, message.slice, message.step, Digest(message.digest)))
             case Held() if self._is_ours(message):
-                self._links.settle(peer, _key(message.slice))
                 self._step(terms.HeldBy(peer, message.slice, message.step, Digest(message.digest)))
             case NotHeld() if self._is_ours(message):
                 self._links.settle(peer, _key(message.slice))
@@ -171,12 +170,19 @@ class Guards:
             case terms.SendGuard(peer, index):
                 self._links.say(peer, self._guard(action), _key(index))
             case terms.Durable(step):
-                durable = Durable(job=self._job, incarnation=self._incarnation, step=step)
-                for peer in self._state.members | self._state.guards:
-                    self._links.say(peer, durable, "durable")
+                self._end_round(step)
             case terms.GoBack(step, peers) if self._stage is not None:
                 for peer in peers:
                     self._links.say(peer, Start(epoch=self._stage.run.epoch, state_step=step), "back")
+
+    def _end_round(self, step: int) -> None:
+        """Older copies may go. Who holds one is asked for it again on every new stream: it may have been started anew."""
+        durable = Durable(job=self._job, incarnation=self._incarnation, step=step)
+        for peer in self._state.members | self._state.guards:
+            self._links.say(peer, durable, "durable")
+            for index in range(len(self._state.parts)):
+                if terms.Copy(index, step, peer) not in self._state.copies:
+                    self._links.settle(peer, _key(index))
 
     def _guard(self, sent: terms.SendGuard) -> Guard:
         return Guard(

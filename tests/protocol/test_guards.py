@@ -287,3 +287,22 @@ def test_off_is_off() -> None:
             assert made.links.peers == {one.id for one in made.members}
 
     in_virtual_time(work())
+
+
+def test_a_guard_that_was_started_anew_is_not_taken_to_hold_what_it_held() -> None:
+    async def work() -> None:
+        async with scene(spares=1) as made:
+            (spare,) = made.spares
+            assert made.guards.wants_copy(1)
+            made.keep(1)
+            await made.until(lambda: made.guards.held[0] and made.guards.held[1])
+            spare.refuses = True  # its memory is empty now, and the members have dropped that copy
+            made.network.reset_streams()
+            await made.until(lambda: not made.guards.held[0] and not made.guards.held[1])
+            spare.refuses = False
+            await asyncio.sleep(1.0)
+            assert made.guards.wants_copy(2)
+            made.keep(2)
+            await made.until(lambda: made.guards.held[0] and made.guards.held[1])
+
+    in_virtual_time(work())
