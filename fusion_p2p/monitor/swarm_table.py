@@ -22,10 +22,11 @@ def swarm_json(reply: StatusReply) -> str:
 
 
 def swarm_picture(reply: StatusReply) -> RenderableType:
-    """The coordinator, a row per peer, and the jobs that wait or run."""
+    """The coordinator, a row per peer, what those that execute nothing are for, and the jobs that wait or run."""
     parts: list[RenderableType] = [Text(_headline(reply)), _peer_table(reply)]
     if reply.peers_left_out:
         parts.append(Text(f"and {reply.peers_left_out} more peers"))
+    parts += [Text(f"{peer_name(PeerId(peer.peer))}: {harmless(peer.standing)}") for peer in reply.peers if peer.standing]
     parts += [
         Text(f"job {job.job[:8]} of {peer_name(PeerId(job.owner))}: {job.state} {harmless(job.reason)}") for job in reply.jobs
     ]

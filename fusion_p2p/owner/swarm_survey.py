@@ -8,7 +8,8 @@ from fusion_p2p.clock import Clock
 from fusion_p2p.errors import SwarmUnreachable
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Directory, Transport
-from fusion_p2p.owner.enlistment import Finder, status_by
+from fusion_p2p.owner.enlistment import status_by
+from fusion_p2p.owner.finder import Finder
 from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.peer.link_tables import capability_of, gather_links, tables_of
 from fusion_p2p.plan.measured import network_of

@@ -1,47 +1,60 @@
 """The coordinator's service for owners: plans over the free peers and proposes, or says what it waits for.
 
 Every peer has one; it answers only while its peer coordinates. `swarm.coordinator` decides who gets which peers, `planning`
-computes in a worker thread, so that beats go on; this carries it out.
+computes in a worker thread, so that beats go on; this carries it out. A job that is to be mended stands still meanwhile: for it
+nothing is measured, and nobody is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.errors import NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobServer
-from fusion_p2p.net.messaging import MessageStream, expect
+from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.peer.link_tables import capability_of, gather_links, tables_of
-from fusion_p2p.peer.planning import InThread, NotNow, Planner
+from fusion_p2p.peer.owner_talk import OwnerTalk
+from fusion_p2p.peer.planning import InThread, NotNow, Planner, Told
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.peer.presence_messages import Present
 from fusion_p2p.plan.encoding import encode_plan
 from fusion_p2p.plan.measured import Links as MeasuredLinks
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.replan import Keep
 from fusion_p2p.plan.request import NoPlan
 from fusion_p2p.swarm import coordinator
 from fusion_p2p.swarm.announcement import Announcement
-from fusion_p2p.swarm.coordinator import Jobs, MakePlan, Refuse, Seat, Wish
+from fusion_p2p.swarm.coordinator import MAX_JOBS, Jobs, MakePlan, Refuse, Seat, Stay, Wish
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.links import merged
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
+from fusion_p2p.swarm.standing import Copies, standings
 from fusion_p2p.wire.job_messages import Contact, Content
-from fusion_p2p.wire.swarm_messages import MAX_LINKS, JobStatus, LinkEntry, Links, MeasureLinks, Proposal, Register, Waiting
+from fusion_p2p.wire.swarm_messages import JobStatus, LinkEntry, Links, Proposal, Register, Unchanged
 
 ADDRESSES_PER_CONTACT = 3
 MAX_CONTACT_BYTES = 48 << 10
 """Contacts share a message of 64 KiB with the rest of the proposal."""
 LINKS_S = 5.0
 """How long a plan waits for the links of its peers to be measured."""
-QUIET_S = 0.5
-"""Work that takes no longer needs no word."""
-OWNER_LINKS_S = 5.0
-"""How long it waits for the owner's: that one spends 3 s on it."""
+KNOWN_LINKS_S = 0.5
+"""How long a job that is to be mended waits for the tables of links as they are."""
+AGAIN_S = 1.0
+"""An owner whose job stands still hears from us at least this often, so that it soon knows when we are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnersLinks:
+    """What an owner said of its links to the peers that it was asked for, for when there is no time to ask again."""
+
+    asked: frozenset[PeerId] = frozenset()
+    entries: tuple[LinkEntry, ...] = ()
 
 
 class Coordination:
@@ -60,11 +73,17 @@ class Coordination:
         self._blobs = blobs
         self._clock = clock
         self._settings = settings
-        self._planner = Planner(transport, in_thread)
+        self._planner = Planner(transport, clock, in_thread)
         self._jobs = Jobs()
         self._newest: dict[JobId, MessageStream] = {}
         """Which stream speaks for a job."""
-        presence.serve_owners(self.serve, self.jobs)
+        self._owners_links: OrderedDict[PeerId, _OwnersLinks] = OrderedDict()
+        self._told: dict[PeerId, Links] = {}
+        """The newest tables of links of the peers here."""
+        self._copies: dict[JobId, Copies] = {}
+        self._idle: dict[JobId, Mapping[PeerId, str]] = {}
+        self._standings: tuple[float, Mapping[PeerId, str]] = (-1.0, {})
+        presence.serve_owners(self.serve, self.jobs, self.standings)
 
     def jobs(self) -> Iterator[JobStatus]:
         """The jobs known, in the order of registration."""
@@ -76,16 +95,31 @@ class Coordination:
                 reason=entry.reason,
             )
 
+    def standings(self) -> Mapping[PeerId, str]:
+        """What there is for each peer to do, in words; not older than a beat."""
+        now = self._clock.now()
+        if now - self._standings[0] >= self._settings.beat_s or self._standings[0] < 0:
+            known = self._jobs.jobs
+            for memory in (self._copies, self._idle):
+                for job in [job for job in memory if job not in known]:
+                    del memory[job]
+            idle = {peer: reason for reasons in self._idle.values() for peer, reason in reasons.items()}
+            self._standings = now, standings(self._jobs, self._seats(), self._copies, idle, now)
+        return self._standings[1]
+
     async def serve(self, messages: MessageStream, register: Register) -> None:
         """Talk to one owner until it has its proposal or somebody else coordinates."""
         job = JobId(register.job)
-        refusals = self._step(coordinator.Registered(Wish(job, messages.remote, register.incarnation, register.peers)))
-        talk = _Talk(messages, self._clock, self._settings.waiting_s)
+        refusals = self._step(coordinator.Registered(_wish(register, messages.remote)))
+        mending = register.current is not None and register.current.purpose == "mend"
+        talk = OwnerTalk(messages, self._clock, min(AGAIN_S, self._settings.waiting_s) if mending else self._settings.waiting_s)
         for refusal in refusals:
             if isinstance(refusal, Refuse):
                 await talk.say(refusal.reason)
                 return
         self._newest[job] = messages
+        if register.current is not None:
+            self._copies[job] = _copies(register)
         try:
             await self._serve_registered(talk, register)
         finally:
@@ -93,67 +127,89 @@ class Coordination:
                 del self._newest[job]
                 self._forget_unless_proposed(job)
 
-    async def _serve_registered(self, talk: _Talk, register: Register) -> None:
-        while self._presence.coordinating and self._newest.get(JobId(register.job)) is talk.messages:
+    async def _serve_registered(self, talk: OwnerTalk, register: Register) -> None:
+        while self._in_charge(talk, register):
             if await self._look(talk, register):
                 return
             await asyncio.sleep(self._settings.beat_s / 2)
         await talk.messages.send(self._presence.not_coordinator())
 
-    async def _look(self, talk: _Talk, register: Register) -> bool:
-        """Look once at who is here; whether a proposal was delivered."""
-        seats = tuple(_seat(present) for present in self._presence.members())
-        look = coordinator.Look(JobId(register.job), seats, self._presence.coordinating_since)
+    def _in_charge(self, talk: OwnerTalk, register: Register) -> bool:
+        """Whether we still coordinate, and this stream still speaks for its job."""
+        return self._presence.coordinating and self._newest.get(JobId(register.job)) is talk.messages
+
+    async def _look(self, talk: OwnerTalk, register: Register) -> bool:
+        """Look once at who is here; whether the owner has its answer."""
+        look = coordinator.Look(JobId(register.job), self._seats(), self._presence.coordinating_since)
         for action in self._step(look):
-            if isinstance(action, MakePlan):
-                return await self._plan(talk, register, action)
+            match action:
+                case MakePlan():
+                    return await self._plan(talk, register, action)
+                case Stay(reason=reason):
+                    await talk.messages.send(Unchanged(reason=reason[:1024]))
+                    return True
             await talk.say(action.reason)
         return False
 
-    async def _plan(self, talk: _Talk, register: Register, wanted: MakePlan) -> bool:
+    async def _plan(self, talk: OwnerTalk, register: Register, wanted: MakePlan) -> bool:
         made = await self._plan_while_talking(talk, register, wanted)
         token = self._presence.coordinator
-        if isinstance(made, Plan) and token is not None and self._presence.coordinating:
+        if not self._in_charge(talk, register) or token is None:
+            return False
+        improving = register.current is not None and register.current.purpose == "improve"
+        if isinstance(made, Plan):
             self._step(coordinator.Planned(wanted.job, made.peers))
+            self._idle[wanted.job] = dict(made.idle)
             await self._propose(talk, register, made, token)
-            return True
-        if not isinstance(made, Plan):
+        elif improving or isinstance(made, Keep):
+            self._step(coordinator.NotImproved(wanted.job))
+            await talk.messages.send(Unchanged(reason=made.reason[:1024]))
+        else:
             self._step(coordinator.NotPlanned(wanted.job, made.reason, lasting=isinstance(made, NoPlan)))
             await talk.say(made.reason)
-        return False
+            return False
+        return True
 
-    async def _plan_while_talking(self, talk: _Talk, register: Register, wanted: MakePlan) -> Plan | NoPlan | NotNow:
+    async def _plan_while_talking(self, talk: OwnerTalk, register: Register, wanted: MakePlan) -> Plan | NoPlan | NotNow | Keep:
         """Plan, and let the owner hear from us meanwhile."""
         announced = {present.peer: present.announcement for present in self._presence.members()}
         known = {peer: found for peer in wanted.peers if (found := announced.get(peer)) is not None}
-        peers = [capability_of(peer, found) for peer, found in known.items()]
+        peers = tuple(capability_of(peer, found) for peer, found in known.items())
         lost = False
         try:
             async with asyncio.TaskGroup() as group:
-                surveying = group.create_task(self._survey(talk, known))
-                await self._talk_until(surveying, talk, f"measuring links of {len(peers)} peers")
-                work = self._planner.plan(talk.messages.remote, register, peers, surveying.result(), wanted.left_out)
-                planning = group.create_task(work)
-                await self._talk_until(planning, talk, f"planning over {len(peers)} of the peers here")
+                surveying = group.create_task(self._survey(talk, register, known))
+                await talk.until_done(surveying, f"measuring links of {len(peers)} peers")
+                told = Told(talk.messages.remote, peers, surveying.result(), wanted.left_out)
+                planning = group.create_task(self._planner.plan(register, told))
+                await talk.until_done(planning, f"planning over {len(peers)} of the peers here")
         except* (NetworkError, WireError):
             lost = True  # raised below: from here it would come as a group
         if lost:
             raise StreamClosed(f"{talk.messages.remote} went away, or spoke out of turn, while its job was planned")
         return planning.result()
 
-    async def _talk_until(self, task: asyncio.Task[Any], talk: _Talk, reason: str) -> None:
-        while not task.done():
-            await asyncio.wait({task}, timeout=QUIET_S)
-            if not task.done():
-                await talk.say(reason)
+    async def _survey(self, talk: OwnerTalk, register: Register, known: Mapping[PeerId, Announcement]) -> MeasuredLinks:
+        """All links that are known: after the peers had a little time to measure theirs, and then the owner its own.
 
-    async def _survey(self, talk: _Talk, known: Mapping[PeerId, Announcement]) -> MeasuredLinks:
-        """All links that are known, after the peers had a little time to measure theirs, and then the owner its own."""
-        told = await self._tables(known)
-        owners = await talk.links_to(list(known))
-        return merged({talk.messages.remote: owners, **tables_of(known, told)})
+        At once for a job that stands still; without bothering an owner that trains if it has measured them already.
+        """
+        owner, current = talk.messages.remote, register.current
+        if current is not None and current.purpose == "mend":
+            tables = await self._known_tables(known)
+        else:
+            tables = await self._tables(known)
+            if current is None or not self._links_of(owner).asked >= known.keys():
+                self._remember_links(owner, _OwnersLinks(frozenset(known), await talk.links_to(list(known))))
+        return merged({owner: self._links_of(owner).entries, **tables_of(known, tables)})
 
-    async def _tables(self, known: Mapping[PeerId, Announcement]) -> dict[PeerId, Links]:
+    async def _known_tables(self, known: Mapping[PeerId, Announcement]) -> Mapping[PeerId, Links]:
+        """What these peers told last time; those that were never asked are asked now, but not waited for."""
+        before = {peer: links for peer, links in self._told.items() if peer in known}
+        unasked = known.keys() - before.keys() - {self._presence.me}
+        return {**before, **await gather_links(self._presence.others, unasked, KNOWN_LINKS_S)}
+
+    async def _tables(self, known: Mapping[PeerId, Announcement]) -> Mapping[PeerId, Links]:
         """The tables of these peers, when all have measured what they want to, or time is up."""
         deadline = self._clock.now() + LINKS_S
         while True:
@@ -161,10 +217,21 @@ class Coordination:
             told |= {self._presence.me: self._presence.links()}
             measured = len(known) < 2 or not any(told[peer].measuring for peer in known if peer in told)
             if measured or self._clock.now() >= deadline:
+                here = {present.peer for present in self._presence.members()}
+                self._told = {peer: links for peer, links in {**self._told, **told}.items() if peer in here}
                 return told
             await asyncio.sleep(self._settings.beat_s / 2)
 
-    async def _propose(self, talk: _Talk, register: Register, made: Plan, token: Token) -> None:
+    def _links_of(self, owner: PeerId) -> _OwnersLinks:
+        return self._owners_links.get(owner, _OwnersLinks())
+
+    def _remember_links(self, owner: PeerId, told: _OwnersLinks) -> None:
+        self._owners_links[owner] = told
+        self._owners_links.move_to_end(owner)
+        while len(self._owners_links) > MAX_JOBS:
+            self._owners_links.popitem(last=False)
+
+    async def _propose(self, talk: OwnerTalk, register: Register, made: Plan, token: Token) -> None:
         """Serve the plan until the owner has it: it closes the stream then."""
         encoded = encode_plan(made)
         digest = self._blobs.offer(encoded)
@@ -191,60 +258,34 @@ class Coordination:
         most = ADDRESSES_PER_CONTACT if size <= MAX_CONTACT_BYTES else 1
         return tuple(Contact(peer=peer, addresses=addresses[:most]) for peer, addresses in known.items())
 
+    def _seats(self) -> tuple[Seat, ...]:
+        return tuple(_seat(present) for present in self._presence.members())
+
     def _step(self, event: coordinator.Event) -> tuple[coordinator.Action, ...]:
         self._jobs, actions = coordinator.step(self._jobs, event, self._clock.now(), self._settings)
         return actions
 
     def _forget_unless_proposed(self, job: JobId) -> None:
         entry = self._jobs.jobs.get(job)
-        if entry is not None and entry.phase != "proposed":
-            self._step(coordinator.OwnerGone(job))
+        if entry is not None:
+            self._step(coordinator.NotImproved(job) if entry.phase == "proposed" else coordinator.OwnerGone(job))
 
 
-class _Talk:
-    """Says the same thing to an owner only every few seconds, another thing at once."""
+def _wish(register: Register, owner: PeerId) -> Wish:
+    job, current = JobId(register.job), register.current
+    if current is None:
+        return Wish(job, owner, register.incarnation, register.peers)
+    without = frozenset(map(PeerId, current.without))
+    guards = frozenset(PeerId(copy.peer) for copy in current.held)
+    return Wish(job, owner, register.incarnation, register.peers, current.purpose, without, guards)
 
-    def __init__(self, messages: MessageStream, clock: Clock, again_s: float) -> None:
-        self.messages = messages
-        self._clock = clock
-        self._again_s = again_s
-        self._said = ""
-        self._said_at = 0.0
-        self._asked = 0
 
-    async def say(self, reason: str) -> None:
-        """StreamClosed when the owner has gone."""
-        now = self._clock.now()
-        if reason != self._said or now - self._said_at >= self._again_s:
-            self._said, self._said_at = reason, now
-            await self.messages.send(Waiting(reason=reason[:1024]))
-
-    async def links_to(self, peers: Sequence[PeerId]) -> tuple[LinkEntry, ...]:
-        """What the owner measures of its links to these peers; nothing when it does not answer in time.
-
-        What it still answers to an earlier question is not heard. StreamClosed when it has gone, WireError when it says
-        something else.
-        """
-        self._asked += 1
-        await self.messages.send(MeasureLinks(request=self._asked, peers=tuple(peers[:MAX_LINKS])))
-        deadline = self._clock.now() + OWNER_LINKS_S
-        while (left_s := deadline - self._clock.now()) > 0:
-            try:
-                answer = expect(await self.messages.receive(timeout_s=left_s), Links)
-            except DeadlinePassed:
-                break
-            if answer.request == self._asked:
-                return answer.entries
-        return ()
-
-    async def until_closed(self, timeout_s: float) -> None:
-        """Until the owner closes, at most so long; what it says meanwhile comes too late."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    await self.messages.receive()
-        except (NetworkError, TimeoutError):
-            return
+def _copies(register: Register) -> Copies:
+    """The slices of which each peer keeps a copy."""
+    kept: dict[PeerId, list[int]] = {}
+    for copy in register.current.held if register.current is not None else ():
+        kept.setdefault(PeerId(copy.peer), []).append(copy.slice)
+    return {peer: tuple(sorted(set(slices))) for peer, slices in kept.items()}
 
 
 def _seat(present: Present) -> Seat:

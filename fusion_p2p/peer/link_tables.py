@@ -21,14 +21,14 @@ ASK_S = 2.0
 PARALLEL = 32
 
 
-async def gather_links(others: Acquaintances, peers: Iterable[PeerId]) -> dict[PeerId, Links]:
+async def gather_links(others: Acquaintances, peers: Iterable[PeerId], timeout_s: float = ASK_S) -> dict[PeerId, Links]:
     """The tables of these peers, asked in parallel; who does not answer in time or breaks the protocol is missing."""
     places = asyncio.Semaphore(PARALLEL)
 
     async def ask(peer: PeerId) -> tuple[PeerId, Links] | None:
         async with places:
             try:
-                return peer, expect(await others.ask(peer, LinksRequest(), timeout_s=ASK_S), Links)
+                return peer, expect(await others.ask(peer, LinksRequest(), timeout_s=timeout_s), Links)
             except (NetworkError, WireError):
                 return None
 

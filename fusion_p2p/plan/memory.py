@@ -126,7 +126,7 @@ def within_memory(chain: Chain, network: Network, layout: Layout, terms: Terms) 
 
 def shortage(index: int, peer: PeerId, need: float, free: float) -> NoPlan:
     """Why a slice does not fit, and how much is missing."""
-    reason = f"slice {index} needs {gib(need - free)} more ({gib(need)} on {peer}, {gib(free)} free)"
+    reason = f"slice {index} needs {gib(need - free)} more ({gib(need)} on {peer}, {gib(max(free, 0.0))} free)"
     return NoPlan(reason, lacking=peer, missing_bytes=need - free)
 
 

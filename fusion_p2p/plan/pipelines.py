@@ -114,10 +114,10 @@ def pipeline_of_plan(graph: Graph, parts: Cut, costs: Sequence[NodeCost], plan: 
     A step begins with the owner's decision on the last one on its way, together with the first feeds; updates follow. It ends
     when the owner has the last report. KeyError when the network lacks a peer of the plan.
     """
-    return _PlannedStep(graph, parts, costs, plan, network).pipeline()
+    return PlannedStep(graph, parts, costs, plan, network).pipeline()
 
 
-class _PlannedStep:
+class PlannedStep:
     """The tables of one call of `pipeline_of_plan`."""
 
     def __init__(self, graph: Graph, parts: Cut, costs: Sequence[NodeCost], plan: Plan, network: Network) -> None:
@@ -131,13 +131,13 @@ class _PlannedStep:
 
     def pipeline(self) -> Pipeline:
         stages = tuple(self._stage(*both) for both in zip(self.parts.slices, self.plan.slices, strict=True))
-        edges = (*self._feeds(), *self._edges())
+        edges = (*self.feeds(), *self.edges())
         exchanges = (*self._within_groups(), *self._tied())
         return Pipeline(self.network, stages, edges, self.plan.micro_batches, self.plan.schedule, exchanges)
 
     def _stage(self, part: Slice, planned: SlicePlan) -> PipelineStage:
         nodes = self.nodes[part.index]
-        both = [self._seconds(part, node, recompute=planned.recompute) for node in nodes]
+        both = [self.seconds(part, node, recompute=planned.recompute) for node in nodes]
         slowest = min(float(self.network.memory_bytes_per_s[node]) for node in nodes)
         return PipelineStage(
             nodes=nodes,
@@ -150,7 +150,7 @@ class _PlannedStep:
             update_s=UPDATE_PASSES * self._trained_bytes(part) / max(slowest, 1.0),
         )
 
-    def _seconds(self, part: Slice, node: int, *, recompute: bool) -> tuple[float, float]:
+    def seconds(self, part: Slice, node: int, *, recompute: bool) -> tuple[float, float]:
         """Forward and backward of a slice on a peer, per micro-batch."""
         rates: Floats = np.append(self.network.flops_per_s[node], self.network.memory_bytes_per_s[node])
         own = list(part.nodes)
@@ -166,7 +166,7 @@ class _PlannedStep:
             return 0.0
         return max(float(alpha_s[node, owner] if towards else alpha_s[owner, node]) for node in nodes)
 
-    def _feeds(self) -> list[PipelineEdge]:
+    def feeds(self) -> list[PipelineEdge]:
         """What the owner sends to each slice; one that waits for nothing else gets a frame without payload."""
         if self.network.owner is None:
             return []
@@ -177,7 +177,7 @@ class _PlannedStep:
                 feeds.append(PipelineEdge(OWNER_STAGE, part.index, num_bytes, 0.0, credits=FEED_CREDITS))
         return feeds
 
-    def _edges(self) -> list[PipelineEdge]:
+    def edges(self) -> list[PipelineEdge]:
         """The frames between each pair of slices as one edge; they leave together."""
         between: dict[tuple[int, int], list[EdgePlan]] = defaultdict(list)
         for edge in self.plan.edges:

@@ -1,35 +1,30 @@
-"""From a layout to a plan: slices of the real graph, who executes which micro-batch, codecs, and what memory allows.
+"""From a layout to a plan: slices of the real graph, who executes which micro-batch, and codecs; `plan.sizing` does the rest.
 
-A scheduler's layout counts in blocks of a chain; here the exact memory of each slice decides. A slice starts from the limit in
-flight that hides its round trip and from the credits with which no link pauses (`plan.actions`), and gives up both, credits
-first, until it fits its peer. Under gpipe it holds all of its micro-batches. A plan that does not fit is no plan.
+A scheduler's layout counts in blocks of a chain; here the exact memory of each slice decides. A plan that does not fit is no
+plan.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 from fusion_p2p.graph.schema import Graph
-from fusion_p2p.graph.slices import Crossing, Cut, cut
-from fusion_p2p.ids import PeerId
-from fusion_p2p.plan.actions import rtt_caps, wanted_credits
+from fusion_p2p.graph.slices import Crossing, cut
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.coding import Way
 from fusion_p2p.plan.idle import why_idle
 from fusion_p2p.plan.layout import Layout, Stage
-from fusion_p2p.plan.memory import CREDITS, Holding, num_moments, remembered_places, shortage, slice_bytes
+from fusion_p2p.plan.memory import num_moments
 from fusion_p2p.plan.network import Network
-from fusion_p2p.plan.pipeline import OWNER_STAGE, Pipeline
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.ratios import codec_of
 from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest
-from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.plan.simulate import simulate
+from fusion_p2p.plan.sizing import all_in_flight, sized
 from fusion_p2p.plan.times import deal, times
 
 LONGEST_DEAL = 1024
@@ -55,11 +50,10 @@ def place(
         idle=request.idle + why_idle(chain, network, layout),
         schedule=layout.schedule,
     )
-    pipeline = pipeline_of_plan(graph, parts, costs, draft, network)
-    sized = _Sizing.of(graph, parts, costs, draft, network, pipeline, num_moments(request.optimiser)).sized()
-    if isinstance(sized, NoPlan):
-        return sized
-    return replace(sized, predicted_step_s=simulate(pipeline_of_plan(graph, parts, costs, sized, network)).step_s)
+    made = sized(graph, parts, costs, draft, network, num_moments(request.optimiser))
+    if isinstance(made, NoPlan):
+        return made
+    return replace(made, predicted_step_s=simulate(pipeline_of_plan(graph, parts, costs, made, network)).step_s)
 
 
 def codec_on(network: Network, layout: Layout, edge: Crossing, request: PlanRequest) -> str:
@@ -79,80 +73,4 @@ def _members(chain: Chain, network: Network, stage: Stage, layout: Layout, micro
     used = sorted(set(dealt))
     first, *others = (network.peers[stage.peers[member]] for member in used)
     pattern = tuple(used.index(member) for member in dealt) if others else (0,)
-    turns = [pattern[index % len(pattern)] for index in range(micro_batches)]
-    return SlicePlan(first, max(Counter(turns).values()), layout.recompute, tuple(others), pattern)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizing:
-    """How much each slice may hold. limits: in flight, per slice. credits: per pair of slices, where they send."""
-
-    graph: Graph
-    parts: Cut
-    saved_bytes: Sequence[int]
-    draft: Plan
-    free_bytes: Mapping[PeerId, float]
-    limits: Sequence[int]
-    credits: Mapping[tuple[int, int], int]
-    moments: int
-    shared_bytes: Sequence[int]
-    places: Sequence[int]
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        parts: Cut,
-        costs: Sequence[NodeCost],
-        draft: Plan,
-        network: Network,
-        pipeline: Pipeline,
-        moments: int,
-    ) -> _Sizing:
-        """What the draft would like to hold."""
-        own = [part.in_flight for part in draft.slices]
-        limits = own if draft.schedule == "gpipe" else [min(pair) for pair in zip(own, rtt_caps(pipeline), strict=True)]
-        wanted = zip(pipeline.edges, wanted_credits(pipeline), strict=True)
-        credits = {(edge.source, edge.target): credits for edge, credits in wanted if edge.source != OWNER_STAGE}
-        free = dict(zip(network.peers, map(float, network.free_bytes), strict=True))
-        shared = exchange_bytes(graph, parts, [len(part.members) for part in draft.slices])
-        places = [remembered_places(graph, draft, index) for index in range(len(draft.slices))]
-        return cls(graph, parts, [cost.saved_bytes for cost in costs], draft, free, limits, credits, moments, shared, places)
-
-    def sized(self) -> Plan | NoPlan:
-        """The draft with what fits; every peer pays for all of its slices."""
-        holdings: list[Holding] = []
-        used: Counter[PeerId] = Counter()
-        for index, part in enumerate(self.draft.slices):
-            poorest = min(part.members, key=lambda peer: self.free_bytes[peer] - used[peer])
-            free = self.free_bytes[poorest] - used[poorest]
-            holding = next((held for held in self._choices(index) if self._need(index, held) <= free), None)
-            if holding is None:
-                return shortage(index, poorest, self._need(index, self._least(index)), free)
-            holdings.append(holding)
-            used.update(dict.fromkeys(part.members, self._need(index, holding)))
-        slices = tuple(replace(part, in_flight=held.in_flight) for part, held in zip(self.draft.slices, holdings, strict=True))
-        return replace(self.draft, slices=slices, edges=tuple(self._with_credits(edge, holdings) for edge in self.draft.edges))
-
-    def _choices(self, index: int) -> Sequence[Holding]:
-        """From what slice `index` would like to hold to the least."""
-        wanted = max((credits for pair, credits in self.credits.items() if index in pair), default=CREDITS)
-        recompute = self.draft.slices[index].recompute
-        least = self._least(index).in_flight
-        return [
-            Holding(in_flight, credits, self.moments, recompute, places=self.places[index])
-            for in_flight in range(self.limits[index], least - 1, -1)
-            for credits in sorted({wanted, CREDITS}, reverse=True)
-        ]
-
-    def _least(self, index: int) -> Holding:
-        in_flight = self.limits[index] if self.draft.schedule == "gpipe" else 1
-        return Holding(in_flight, CREDITS, self.moments, self.draft.slices[index].recompute, places=self.places[index])
-
-    def _need(self, index: int, holding: Holding) -> int:
-        return slice_bytes(self.graph, self.parts.slices[index], self.saved_bytes, holding) + self.shared_bytes[index]
-
-    def _with_credits(self, edge: EdgePlan, holdings: Sequence[Holding]) -> EdgePlan:
-        """What its link needs, if both ends have room for it."""
-        room = min(holdings[edge.source].credits, holdings[edge.target].credits)
-        return replace(edge, credits=min(self.credits[edge.source, edge.target], room))
+    return all_in_flight(SlicePlan(first, 1, layout.recompute, tuple(others), pattern), micro_batches)

@@ -1,9 +1,8 @@
-"""Whether a running job should change to a better layout, and the change that moves least.
+"""Whether a running job should change to a better plan, and the change that moves least.
 
 Of peers that are alike for the plan, each keeps what it holds as far as possible. What has to move is parameters with the
-optimiser's moments, and buffers; gradients and activations are not carried over an epoch. It comes from the owner, out of the
-checkpoint that the change follows: with the same cut, peers keep the slices that they have; with another cut all of it is
-fetched. A change pays if
+optimiser's moments, and buffers; gradients and activations are not carried over an epoch. It moves tensor by tensor, each from
+a peer that holds it now and sends it fastest, and from the owner's checkpoint only where nobody does. A change pays if
 
     new step + moving / steps to come  <  WORTH * old step
 
@@ -14,24 +13,32 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
+from fusion_p2p.graph.schema import Graph
+from fusion_p2p.graph.slices import Cut
+from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.chain import Chain
 from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Floats, Network
-from fusion_p2p.plan.plan import Plan
-from fusion_p2p.plan.request import Terms
+from fusion_p2p.plan.plan import Plan, SlicePlan
 
 WORTH = 0.9
 ALIKE = 0.05
 """Measured figures of equal machines differ by so much, relatively."""
 GONE = -1
 """Stands in a stage of a layout for a peer that the network does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A plan, and the cut of its graph that it makes."""
+
+    plan: Plan
+    parts: Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +50,18 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change to this layout; moving takes so many bytes and seconds."""
+    """Change to this plan, made with the same peers or with others that are alike; moving takes so many bytes and seconds."""
 
-    layout: Layout
+    plan: Plan
     moved_bytes: float
     move_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds per step of the current and of the candidate layout on the network as it is now, and how many steps are to come.
+    """Seconds per step of the current and of the candidate plan on the network as it is now, and how many steps are to come.
 
-    current_s is infinite when the current layout cannot run any more.
+    current_s is infinite when the current plan cannot run any more.
     """
 
     current_s: float
@@ -63,16 +70,20 @@ class Predicted:
 
 
 def replan(
-    chain: Chain, network: Network, terms: Terms, current: Layout, candidate: Layout, predicted: Predicted
+    graph: Graph, network: Network, moments: int, current: Running, candidate: Running, predicted: Predicted
 ) -> Keep | Change:
-    """The least change from `current` to something as fast as `candidate`, if it pays. Both are layouts of `chain`."""
-    holdings = _Holdings(chain, network, terms, current)
+    """The least change from `current` to something as fast as `candidate`, if it pays. Both are plans of `graph`.
+
+    moments: tensors of a parameter's size that the optimiser keeps. The network has all peers of the candidate; peers of the
+    current plan that it lacks are lost.
+    """
+    holdings = _Holdings(graph, network, moments, current)
     aligned = holdings.aligned(candidate)
-    if aligned.stages == current.stages and aligned.schedule == current.schedule and aligned.ratios == current.ratios:
-        return Keep("the best layout now is the one in use")
+    if _who(aligned.plan) == _who(current.plan):
+        return Keep("the best plan now is the one in use")
     moved_bytes, move_s = holdings.cost(aligned)
-    change = Change(aligned, moved_bytes, move_s)
-    if math.isinf(predicted.current_s) or any(GONE in stage.peers for stage in current.stages):
+    change = Change(aligned.plan, moved_bytes, move_s)
+    if math.isinf(predicted.current_s) or not current.plan.peers <= set(network.peers):
         return change
     with_moving_s = predicted.candidate_s + move_s / max(1, predicted.steps)
     if with_moving_s < WORTH * predicted.current_s:
@@ -95,59 +106,94 @@ def layout_of(plan: Plan, chain: Chain, network: Network) -> Layout:
     return Layout(plan.scheduler, stages, schedule=plan.schedule, recompute=any(part.recompute for part in plan.slices))
 
 
+def _who(plan: Plan) -> object:
+    """What makes two plans the same but for codecs and limits, which are not worth moving for."""
+    return plan.slice_of, plan.schedule, [(part.members, part.deal, part.recompute) for part in plan.slices]
+
+
+def _with_peers(plan: Plan, becomes: Mapping[PeerId, PeerId]) -> Plan:
+    """The plan with peers exchanged."""
+
+    def renamed(part: SlicePlan) -> SlicePlan:
+        first, *others = (becomes.get(peer, peer) for peer in part.members)
+        return replace(part, peer=first, replicas=tuple(others))
+
+    idle = tuple((becomes.get(peer, peer), reason) for peer, reason in plan.idle)
+    return replace(plan, slices=tuple(map(renamed, plan.slices)), idle=idle)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Holdings:
-    """Who holds which blocks now."""
+    """Who holds which parameters and buffers now."""
 
-    chain: Chain
+    graph: Graph
     network: Network
-    terms: Terms
-    current: Layout
+    moments: int
+    current: Running
 
-    def aligned(self, candidate: Layout) -> Layout:
+    def aligned(self, candidate: Running) -> Running:
         """The candidate with alike peers exchanged so that as many bytes as possible stay where they are."""
-        becomes: dict[int, int] = {}
-        for alike in _alike(self.network):
-            held = [self._blocks(self.current, peer) for peer in alike]
-            kept = np.array([[self._common(self._blocks(candidate, peer), blocks) for blocks in held] for peer in alike])
+        becomes: dict[PeerId, PeerId] = {}
+        for group in _alike(self.network):
+            alike = [self.network.peers[node] for node in group]
+            held = [_tensors(self.current, peer) for peer in alike]
+            wanted = [_tensors(candidate, peer) for peer in alike]
+            kept = np.array([[self._bytes(one & other) for other in held] for one in wanted])
+            from scipy.optimize import linear_sum_assignment  # takes half a second to load, which no peer needs that only works
+
             places, peers = linear_sum_assignment(kept, maximize=True)
             becomes.update({alike[place]: alike[peer] for place, peer in zip(places, peers, strict=True)})
-        stages = tuple(replace(stage, peers=tuple(becomes[peer] for peer in stage.peers)) for stage in candidate.stages)
-        return replace(candidate, stages=stages)
+        return Running(_with_peers(candidate.plan, becomes), candidate.parts)
 
-    def cost(self, candidate: Layout) -> tuple[float, float]:
-        """Bytes that move, and seconds until the last has arrived; infinite where the owner's links are unknown."""
-        cuts = [[(stage.first, stage.last) for stage in layout.stages] for layout in (self.current, candidate)]
-        fetched: dict[int, float] = defaultdict(float)
-        for before, stage in zip_longest(self.current.stages if cuts[0] == cuts[1] else (), candidate.stages):
-            for peer in stage.peers:
-                if before is None or peer not in before.peers:
-                    fetched[peer] += self._state_bytes(stage.first, stage.last)
-        return sum(fetched.values()), self._from_owner_s(fetched)
+    def cost(self, candidate: Running) -> tuple[float, float]:
+        """Bytes that move, and seconds until the last has arrived; infinite where nobody can send them."""
+        nodes = {peer: node for node, peer in enumerate(self.network.peers)}
+        holders = self._holders()
+        sending: dict[int, float] = defaultdict(float)
+        receiving: dict[int, float] = defaultdict(float)
+        moved_bytes = latency_s = 0.0
+        for peer in sorted(candidate.plan.peers):
+            target = nodes[peer]
+            for value in sorted(_tensors(candidate, peer) - _tensors(self.current, peer)):
+                num_bytes = self._bytes({value})
+                moved_bytes += num_bytes
+                source = self._sender(holders.get(value, []), target, num_bytes, sending)
+                if source is None:
+                    return moved_bytes, math.inf
+                seconds = num_bytes * self.network.pace(source, target)
+                sending[source] += seconds
+                receiving[target] += seconds
+                latency_s = max(latency_s, float(self.network.alpha_s[source, target]))
+        return moved_bytes, latency_s + max((*sending.values(), *receiving.values()), default=0.0)
 
-    def _from_owner_s(self, fetched: Mapping[int, float]) -> float:
-        """All peers fetch at once: each over its own link, and all over the owner's uplink, which is as fast as the fastest."""
-        owner, network = self.network.owner, self.network
-        if not fetched:
-            return 0.0
-        if owner is None:
-            return math.inf
-        paces = {peer: network.pace(owner, peer) for peer in range(len(network.peers))}
-        slowest_s = max(float(network.alpha_s[owner, peer]) + num_bytes * paces[peer] for peer, num_bytes in fetched.items())
-        return max(slowest_s, sum(fetched.values()) * min(paces.values()))
+    def _holders(self) -> dict[int, list[int]]:
+        """The nodes that hold each parameter and buffer."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for node, peer in enumerate(self.network.peers):
+            for value in _tensors(self.current, peer):
+                found[value].append(node)
+        return found
 
-    def _blocks(self, layout: Layout, peer: int) -> list[tuple[int, int]]:
-        return [(stage.first, stage.last) for stage in layout.stages if peer in stage.peers]
+    def _sender(self, holders: list[int], target: int, num_bytes: float, sending: Mapping[int, float]) -> int | None:
+        """Who is first to have sent a tensor to a node, after what it sends already; the owner if nobody holds it."""
+        if not holders:
+            return self.network.owner
+        return min(holders, key=lambda node: sending.get(node, 0.0) + num_bytes * self.network.pace(node, target))
 
-    def _common(self, wanted: Sequence[tuple[int, int]], held: Sequence[tuple[int, int]]) -> float:
-        """Bytes that are in both."""
-        overlaps = [(max(a, c), min(b, d)) for a, b in wanted for c, d in held]
-        return sum(self._state_bytes(first, last) for first, last in overlaps if first < last)
+    def _bytes(self, values: frozenset[int] | set[int]) -> float:
+        """Of parameters with their moments, and of buffers."""
+        return float(
+            sum(
+                self.graph.types[value].num_bytes * (1 + self.moments if self.graph.parameter(value).trainable else 1)
+                for value in values
+            )
+        )
 
-    def _state_bytes(self, first: int, last: int) -> float:
-        parameters = self.chain.parameter_bytes[last] - self.chain.parameter_bytes[first]
-        buffers = self.chain.buffer_bytes[last] - self.chain.buffer_bytes[first]
-        return float((1 + self.terms.moments) * parameters + buffers)
+
+def _tensors(running: Running, peer: PeerId) -> frozenset[int]:
+    """The parameters and buffers that a peer holds."""
+    slices = running.plan.slices_of(peer)
+    return frozenset(value for index in slices for value in running.parts.slices[index].parameters)
 
 
 def _alike(network: Network) -> list[list[int]]:

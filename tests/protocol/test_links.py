@@ -19,9 +19,9 @@ from fusion_p2p.net.messaging import MessageStream, expect
 from fusion_p2p.owner.own_links import OwnLinks
 from fusion_p2p.owner.swarm_survey import survey, survey_of
 from fusion_p2p.peer import planning
-from fusion_p2p.peer.coordination import OWNER_LINKS_S, _Talk
 from fusion_p2p.peer.link_tables import gather_links
 from fusion_p2p.peer.link_watch import IDLE_AFTER_S
+from fusion_p2p.peer.owner_talk import OWNER_LINKS_S, OwnerTalk
 from fusion_p2p.plan.measured import LinkFigures, network_of
 from fusion_p2p.plan.network import Network
 from fusion_p2p.swarm.links import TARGETS, merged
@@ -310,7 +310,7 @@ def test_a_late_answer_of_the_owner_is_none_to_the_next_question() -> None:
 
             await owner.transport.serve(SWARM_PROTOCOL, answer_late)
             stream = await coordinator.transport.open(owner.peer_id, SWARM_PROTOCOL)
-            talk = _Talk(MessageStream(stream, SWARM_MESSAGES), LoopClock(), 5.0)
+            talk = OwnerTalk(MessageStream(stream, SWARM_MESSAGES), LoopClock(), 5.0)
             began = LoopClock().now()
             assert await talk.links_to([PeerId("a")]) == ()
             assert LoopClock().now() - began < OWNER_LINKS_S + 0.5

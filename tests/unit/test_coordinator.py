@@ -9,17 +9,20 @@ import pytest
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.swarm.coordinator import (
     MAX_JOBS,
+    MOST_SPARES,
     Action,
     Event,
     Jobs,
     Look,
     MakePlan,
+    NotImproved,
     NotPlanned,
     OwnerGone,
     Planned,
     Refuse,
     Registered,
     Seat,
+    Stay,
     Wait,
     Wish,
     step,
@@ -28,7 +31,7 @@ from fusion_p2p.swarm.settings import WAN
 
 ONE, TWO = JobId("11" * 16), JobId("22" * 16)
 OWNER, OTHER = PeerId("owner"), PeerId("other")
-A, B, C = (PeerId(name) for name in "abc")
+A, B, C, D = (PeerId(name) for name in "abcd")
 
 
 def seat(peer: PeerId, joined_at: float = 0.0, flops: float = 1.0, **more: object) -> Seat:
@@ -40,7 +43,8 @@ def wish(job: JobId = ONE, peers: int | None = None, owner: PeerId = OWNER, inca
 
 
 def play(*events: tuple[float, Event], state: Jobs | None = None) -> tuple[Jobs, list[Action]]:
-    state, actions = state or Jobs(), []
+    actions: list[Action] = []
+    state = state or Jobs()
     for now, event in events:
         state, more = step(state, event, now, WAN)
         actions += more
@@ -157,3 +161,100 @@ def test_bounds() -> None:
     assert len(state.jobs) == MAX_JOBS
     assert isinstance(actions[0], Refuse)
     assert play((0.0, look(seat(A))))[1] == [Refuse(ONE, "this job is not registered")]
+
+
+def mending(job: JobId = ONE, **more: object) -> Registered:
+    return Registered(replace(Wish(job, OWNER, 1, None, "mend"), **more))  # type: ignore[arg-type]
+
+
+def improving(job: JobId = ONE, peers: int | None = None) -> Registered:
+    return Registered(Wish(job, OWNER, 1, peers, "improve"))
+
+
+def planned(action: Action) -> tuple[PeerId, ...]:
+    assert isinstance(action, MakePlan), action
+    return action.peers
+
+
+def test_a_job_that_lost_peers_is_planned_at_once_with_its_own_and_who_is_free() -> None:
+    seats = (seat(A, 9.0, holds=ONE), seat(B, 9.0), seat(C, 9.0, holds=TWO), seat(D, 9.0, unusable="is paused"))
+    _, (action,) = play((9.0, mending(peers=7)), (9.0, look(*seats, since=8.0)))
+    assert planned(action) == (A, B)
+
+
+def test_neither_lost_peers_nor_those_of_others_are_used_and_guards_come_first() -> None:
+    seats = (seat(A, flops=9.0), seat(B), seat(C, flops=5.0), seat(D, holds=ONE))
+    _, (action,) = play((0.0, mending(without=frozenset({A}), guards=frozenset({B}))), (0.0, look(*seats)))
+    assert planned(action) == (D, B, C)
+    assert isinstance(action, MakePlan)
+    assert dict(action.left_out)[A] == "is lost, leaves, or failed in this job"
+
+
+def test_of_very_many_spares_a_part_is_asked() -> None:
+    spares = [seat(PeerId(f"s{index:03}")) for index in range(200)]
+    own = [seat(PeerId(f"o{index:03}"), holds=ONE) for index in range(100)]
+    _, (action,) = play((0.0, mending(guards=frozenset({PeerId("s199")}))), (0.0, look(*spares, *own)))
+    assert len(planned(action)) == 100 + MOST_SPARES
+    assert "s199" in planned(action)
+
+
+def test_a_job_that_lost_peers_comes_before_an_earlier_one_that_waits_and_gets_who_comes() -> None:
+    busy = seat(A, holds=ONE)
+    state, _ = play((0.0, wish(TWO, owner=OTHER, peers=1)), (0.0, look(busy, job=TWO)))
+    state, (action,) = play((1.0, mending()), (1.0, look(busy)), state=state)
+    assert planned(action) == (A,)
+    state, _ = play((1.0, NotPlanned(ONE, "slice 1 needs 3.1 GiB more", lasting=True)), state=state)
+    same, (action,) = play((2.0, look(busy)), state=state)
+    assert action == Wait(ONE, "slice 1 needs 3.1 GiB more")
+    _, (action,) = play((3.0, look(busy, seat(B), job=TWO)), state=same)
+    assert action == Wait(TWO, "job 11111111 has lost peers and is served first")
+    tried, (action,) = play((3.0, look(busy, seat(B))), state=same)
+    assert planned(action) == (A, B)
+    tried, _ = play((3.0, NotPlanned(ONE, "slice 1 needs 2.0 GiB more", lasting=True)), state=tried)
+    _, (action,) = play((3.0, look(busy, seat(B), job=TWO)), state=tried)
+    assert planned(action) == (B,), "one that does not help the first job helps the second"
+
+
+def test_with_nobody_here_a_job_that_lost_peers_is_still_looked_at() -> None:
+    """Its owner may know of survivors that have not reported yet."""
+    _, (action,) = play((9.0, mending()), (9.0, look()))
+    assert planned(action) == ()
+    _, (action,) = play((9.0, mending()), (9.0, look(since=8.9)))
+    assert action == Wait(ONE, "elected a moment ago: who is here reports within a second")
+
+
+def test_improving_keeps_the_job_as_it_is_meanwhile() -> None:
+    seats = (seat(A, holds=ONE), seat(B), seat(C))
+    state, _ = play((0.0, wish(peers=1)), (0.0, look(seat(A))), (0.0, Planned(ONE, frozenset({A}))))
+    state, actions = play((40.0, improving()), (40.0, look(*seats)), state=state)
+    assert planned(actions[-1]) == (A, B, C)
+    assert state.jobs[ONE].phase == "proposed"
+    _, (action,) = play((40.0, wish(TWO, owner=OTHER, peers=1)), (40.0, look(*seats, job=TWO)), state=state)
+    assert isinstance(action, Wait), "they are kept while a better plan is looked for"
+    state, _ = play((41.0, NotImproved(ONE)), state=state)
+    _, (action,) = play((41.0, wish(TWO, owner=OTHER, peers=1)), (41.0, look(*seats, job=TWO)), state=state)
+    assert planned(action) == (B,)
+
+
+def test_a_better_plan_is_proposed_like_any_other() -> None:
+    state, _ = play((0.0, improving()), (0.0, look(seat(A, holds=ONE), seat(B))), (0.0, Planned(ONE, frozenset({A, B}))))
+    _, (action,) = play((1.0, wish(TWO, owner=OTHER, peers=1)), (1.0, look(seat(B), job=TWO)), state=state)
+    assert action == Wait(TWO, "1 peers wanted: 0 peers free, 1 busy or unfit")
+
+
+def test_who_improves_waits_for_nobody_and_takes_nobody_from_those_who_wait() -> None:
+    seats = (seat(A, holds=ONE), seat(B))
+    state, _ = play((0.0, wish(TWO, owner=OTHER, peers=2)), (0.0, look(*seats, job=TWO)))
+    state, (action,) = play((0.0, improving()), (0.0, look(*seats)), state=state)
+    assert action == Stay(ONE, "job 22222222 waits for peers and is served first")
+    lasting = NotPlanned(TWO, "slice 0 needs 3.1 GiB more", lasting=True)
+    _, actions = play((0.0, lasting), (0.0, look(*seats)), state=state)
+    assert planned(actions[-1]) == (A, B), "a job that peers do not help does not keep them from others"
+
+
+def test_a_peer_that_a_refused_plan_wanted_is_free_again_after_a_while() -> None:
+    state, _ = play((0.0, improving()), (0.0, look(seat(A, holds=ONE), seat(B))), (0.0, Planned(ONE, frozenset({A, B}))))
+    _, (action,) = play(
+        (31.0, wish(TWO, owner=OTHER, peers=1)), (31.0, look(seat(A, holds=ONE), seat(B), job=TWO)), state=state
+    )
+    assert planned(action) == (B,)

@@ -27,6 +27,7 @@ def peer(name: str, holding: Holding | None = None, device: str = "cpu") -> Peer
         holding=holding,
         progress=7,
         heard_ago_s=1.0,
+        standing="" if holding else "spare 1 of 1: all slices are covered",
     )
 
 
@@ -40,7 +41,7 @@ REPLY = StatusReply(
 )
 
 
-def test_the_table_says_who_holds_what_and_who_coordinates():
+def test_the_table_says_who_holds_what_and_who_coordinates() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(swarm_picture(REPLY))
     shown = console.export_text()
@@ -56,11 +57,13 @@ def test_the_table_says_who_holds_what_and_who_coordinates():
     ):
         assert part in shown
     assert "and 4 more peers" in shown
+    assert "bbbbbbbb: spare 1 of 1: all slices are covered" in shown
+    assert "aaaaaaaa: " not in shown
     assert "job abababab of cccccccc: waiting 1 of 3 peers are here" in shown
     assert "\x1b" not in shown
 
 
-def test_the_json_is_the_whole_answer():
+def test_the_json_is_the_whole_answer() -> None:
     decoded = json.loads(swarm_json(REPLY))
     assert decoded["coordinator"] == {"term": 3, "peer": "12D3KooWbbbbbbbb"}
     assert [entry["peer"] for entry in decoded["peers"]] == ["12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb"]

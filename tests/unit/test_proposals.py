@@ -12,7 +12,7 @@ from fusion_p2p.plan.plan import EdgePlan, Plan, SlicePlan
 from fusion_p2p.plan.request import PlanRequest
 from fusion_p2p.plan.schedulers import SCHEDULERS, plan
 from fusion_p2p.wire.job_messages import Content, OptimiserSettings
-from fusion_p2p.wire.swarm_messages import Register
+from fusion_p2p.wire.swarm_messages import Current, Register
 from tests.unit.chain_graphs import chain, chain_costs
 from tests.unit.planning_cases import random_network
 
@@ -100,3 +100,25 @@ def test_everything_else_that_was_asked_for_counts_too() -> None:
         assert why in str(departure(wrong, asked(**wishes)))
     alone = replace(recomputing, scheduler="auto")
     assert departure(alone, asked(scheduler="auto")) is None, "auto may"
+
+
+def mended(*without: str) -> Register:
+    current = Current(purpose="mend", plan=Content(digest=DIGEST, num_bytes=1), without=without)
+    return asked().model_copy(update={"current": current})
+
+
+def test_a_mended_plan_may_leave_as_it_is_what_the_owner_chose_later() -> None:
+    chosen = proposed("int8", scheduler="by hand", schedule="gpipe")
+    moved = replace(chosen, slices=(SlicePlan(PeerId("spare"), 1), chosen.slices[1]))
+    strict = mended("p0").model_copy(update={"schedule": "1f1b"})
+    assert departure(moved, strict, chosen) is None
+    assert "by scheduler" in str(departure(moved, strict))
+    assert "by codec 'int4'" in str(departure(replace(moved, edges=proposed("int4").edges), strict, chosen))
+    other_cut = replace(moved, slice_of=(0, 0))
+    assert "by scheduler" in str(departure(other_cut, strict, chosen)), "a new cut is a new plan"
+
+
+def test_nobody_comes_back_against_the_owners_will() -> None:
+    plan = proposed("none")
+    assert departure(plan, mended("somebody else"), plan) is None
+    assert departure(plan, mended("p1"), plan) == "it takes peer p1, which is lost, leaves, or failed"
