@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 
 from fusion_p2p.errors import ConfigError
 from fusion_p2p.setting_values import (
@@ -28,6 +28,7 @@ from fusion_p2p.setting_values import (
     from_text,
     parse_options,
 )
+from fusion_p2p.time_of_day import Hours, parse_hours
 
 ENVIRONMENT_PREFIX = "FUSION_"
 SchedulerName = Literal["auto", "op-fence", "equal-compute", "equal-number"]
@@ -95,9 +96,27 @@ class JoinConfig(CommonConfig):
     join_timeout_s: Annotated[Seconds, Help("seconds until an unreachable swarm ends the command")] = 60.0
     metrics_port: Annotated[Port | None, Help("serve numbers for Prometheus on this loopback port (extra `web`)")] = None
 
+    upload_mbit: Annotated[Positive | None, Help("most to send, in Mbit/s; default: no cap")] = None
+    download_mbit: Annotated[Positive | None, Help("most to receive, in Mbit/s; default: no cap")] = None
+    monthly_gib: Annotated[
+        Positive | None, Help("traffic of a calendar month, both ways, in GiB; then pause until the next")
+    ] = None
+    hours: Annotated[tuple[str, ...], Help("hours of the day to work in, local time, such as 22-7 (repeatable)")] = ()
+    on_battery: Annotated[Literal["pause", "run"], Help("what to do while the machine runs on its battery")] = "pause"
+    drain_timeout_s: Annotated[
+        float, Ge(0), Le(3600), Help("seconds that others have to take the slices over before this peer goes; 0: it just goes")
+    ] = 25.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         need_bootstrap("join", self.bootstrap)
+        for hours in self.hours:
+            parse_hours(hours)
+
+    @property
+    def working_hours(self) -> tuple[Hours, ...]:
+        """The hours, parsed. ConfigError says how they are written."""
+        return tuple(map(parse_hours, self.hours))
 
 
 @dataclass(frozen=True, kw_only=True)

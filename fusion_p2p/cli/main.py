@@ -16,6 +16,7 @@ from typer.main import get_command
 from fusion_p2p import PROTOCOL, __version__
 from fusion_p2p.cli.bench import bench
 from fusion_p2p.cli.bootstrap import bootstrap
+from fusion_p2p.cli.control import leave, pause, resume, show
 from fusion_p2p.cli.export import export
 from fusion_p2p.cli.flags import add_command
 from fusion_p2p.cli.join import join
@@ -40,6 +41,8 @@ app.command(short_help="Write the trained weights as a safetensors file")(export
 add_command(app, StatusConfig, status)
 add_command(app, PlanConfig, plan)
 add_command(app, BenchConfig, bench)
+for control in (leave, pause, resume, show):
+    app.command(short_help=(control.__doc__ or "").split(".")[0])(control)
 
 
 def print_version(wanted: bool) -> None:

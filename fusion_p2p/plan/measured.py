@@ -1,6 +1,7 @@
 """From what peers measured to the network that a plan is made for: missing links filled in, sites found.
 
-What is measured stands as it is, up to `FASTEST_BYTES_PER_S`. For the rest, in this order:
+What is measured stands as it is, up to `FASTEST_BYTES_PER_S` and the caps that both ends announce. For the rest, in
+this order:
 
 * **one direction known**: the other has the same latency.
 * **rates** of a peer, out and in: the best on its links to other sites of which both ends tell, else on any of them, else what
@@ -27,7 +28,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.network import Bools, Floats, Network
@@ -80,7 +80,7 @@ def network_of(peers: Sequence[PeerCapability], links: Links, owner: PeerId | No
         [*(p.down_bytes_per_s for p in peers), *silent],
         [*(p.down_cap for p in peers), *silent],
     )
-    alpha, beta = _fill_latencies(alpha), _fill_rates(rate, out, into, sites)
+    alpha, beta = _fill_latencies(alpha), np.maximum(_fill_rates(rate, out, into, sites), _capped(peers, len(nodes)))
     for matrix in (alpha, beta):
         np.fill_diagonal(matrix, 0.0)
     lines = _lines(peers, len(nodes))
@@ -125,7 +125,7 @@ def _sites(peers: Sequence[PeerCapability], alpha: Floats, rate: Floats, believe
     together = np.eye(len(alpha), dtype=np.bool_)
     for group in _sharing([peer.relay for peer in peers]):
         together[group] = True
-    sites = np.asarray(connected_components(together, directed=False)[1], dtype=np.int64)
+    sites = _components(together)
     announced = np.zeros_like(close)
     for group in _sharing([peer.public_host or peer.local_network for peer in peers]):
         announced[group] = not far[group].any()
@@ -147,6 +147,16 @@ def _join(sites: NDArray[np.int64], pairs: NDArray[np.intp], far: Bools) -> None
         low, high = sorted((sites[one], sites[other]))
         if low != high and not far[np.ix_(sites == low, sites == high)].any():
             sites[sites == high] = low
+
+
+def _components(together: Bools) -> NDArray[np.int64]:
+    """(n,) for each node the lowest one that is reached from it. `together`, (n, n), is symmetric, its diagonal is set."""
+    lowest = np.arange(len(together))
+    while True:
+        lower: NDArray[np.int64] = np.where(together, lowest, len(together)).min(axis=1, initial=len(together))
+        if (lower == lowest).all():
+            return lower
+        lowest = lower
 
 
 def _sharing(names: Sequence[str]) -> list[tuple[NDArray[np.intp], ...]]:
@@ -192,6 +202,15 @@ def _inside_sites(beta: Floats, sites: NDArray[np.int64]) -> Floats:
         block = np.ix_(sites == site, sites == site)
         inside[block] = _median(beta[block], np.nan)
     return inside
+
+
+def _capped(peers: Sequence[PeerCapability], num_nodes: int) -> Floats:
+    """(n, n) seconds per byte below which no volunteer's caps let a link come, however it was measured."""
+    out, into = np.zeros((2, num_nodes))
+    for index, peer in enumerate(peers):
+        out[index] = 0.0 if peer.up_cap is None else 1 / max(peer.up_cap, 1.0)
+        into[index] = 0.0 if peer.down_cap is None else 1 / max(peer.down_cap, 1.0)
+    return np.maximum(out[:, None], into[None, :])
 
 
 def _slower(out: Floats, into: Floats) -> Floats:

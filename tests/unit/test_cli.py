@@ -140,6 +140,41 @@ def test_a_main_that_drains_decides_its_own_code():
     assert run(main(), stopped_code=130) == 6
 
 
+def test_a_process_that_hands_over_ends_by_itself():
+    asked = asyncio.Event()
+
+    def drain() -> float:
+        asked.set()
+        return 25.0
+
+    async def main() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asked.wait()
+        return 0
+
+    assert run(main(), stopped_code=130, drain=drain) == 0
+    assert [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()] == []
+
+
+@pytest.mark.parametrize(("drain_s", "signals"), [(25.0, 2), (0.05, 1), (0.0, 1)])
+def test_handing_over_ends_with_the_second_signal_or_its_time(drain_s: float, signals: int):
+    asked = []
+
+    def drain() -> float:
+        asked.append(True)
+        if signals == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return drain_s
+
+    async def main() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        return 0
+
+    assert run(main(), stopped_code=130, drain=drain) == 130
+    assert asked == [True]
+
+
 def test_a_second_signal_ends_a_process_that_does_not_leave():
     program = (
         "import asyncio, os, signal, sys, time\n"

@@ -38,7 +38,8 @@ JOB_FLAGS = (
 )
 SURFACE = {
     "bootstrap": "bootstrap no-relay relay-listen relay-reservations relay-circuits relay-duration-s relay-mebibytes",
-    "join": "bootstrap device threads memory-gib benchmark join-timeout-s metrics-port",
+    "join": "bootstrap device threads memory-gib benchmark join-timeout-s metrics-port upload-mbit download-mbit monthly-gib "
+    "hours on-battery drain-timeout-s",
     "train": f"{JOB_FLAGS} steps learning-rate schedule warmup beta1 beta2 epsilon weight-decay clip validate-every "
     "validation-batches checkpoint-every copies peers precision no-peers-timeout-s run resume",
     "plan": f"{JOB_FLAGS} testbed image json actions plot",
@@ -69,7 +70,7 @@ def test_make_targets_and_flags_in_documents_exist(document: Path):
         "--config",
         "--help",
     }
-    known |= {"--out", "--version"}
+    known |= {"--out", "--version", "--for"}
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         commands = re.findall(r"^[^#\n]*fusion-peer (?:[^\n]*\\\n)*[^\n]*", block, re.MULTILINE)
         used = set(re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", "\n".join(line for line in commands if "docker" not in line)))
@@ -79,7 +80,7 @@ def test_make_targets_and_flags_in_documents_exist(document: Path):
 
 def test_readme_names_every_command():
     readme = (ROOT / "README.md").read_text()
-    for command in (*COMMANDS, "export"):
+    for command in (*COMMANDS, "export", "leave", "pause", "resume", "show"):
         assert f"| `{command}` |" in readme
 
 

@@ -62,6 +62,17 @@ def test_announced_rates_and_caps_count_where_nothing_was_measured() -> None:
     assert 1 / network([peer("a"), peer("b")], {}).beta_s[0, 1] == pytest.approx(UNKNOWN_BYTES_PER_S)
 
 
+@pytest.mark.row(21)
+def test_caps_hold_where_a_link_was_measured_to_carry_more() -> None:
+    links = {(x, y): (5.0, 100.0) for x in "abc" for y in "abc" if x != y}
+    made = network([peer("a", up_cap=10 * MBIT), peer("b", down_cap=20 * MBIT), peer("c")], links)
+    assert mbit(made.beta_s[0, 1]) == 10, "a sends no more"
+    assert mbit(made.beta_s[2, 1]) == 20, "b receives no more"
+    assert mbit(made.beta_s[1, 2]) == 100
+    assert mbit(made.beta_s[1, 0]) == 100
+    assert mbit(made.uplink_s[0]) == 10
+
+
 def test_one_known_direction_serves_the_other_when_no_rates_are_known() -> None:
     made = network([peer("a"), peer("b")], {("a", "b"): (15, 30)})
     assert made.alpha_s[1, 0] == 0.015
