@@ -45,6 +45,10 @@ class BlobServer:
         self._contents[digest] = data
         return digest
 
+    def offered(self, digest: Digest) -> bytes | None:
+        """What is served under a digest."""
+        return self._contents.get(digest)
+
     def withdraw(self, digest: Digest) -> None:
         self._contents.pop(digest, None)
 

@@ -17,7 +17,8 @@ from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.owner import ledger as entries
 from fusion_p2p.owner.checkpoint import CheckpointWriter, newest_checkpoint
 from fusion_p2p.owner.data import DataSet, open_data
-from fusion_p2p.owner.enlistment import enlist
+from fusion_p2p.owner.enlistment import better_plan, enlist
+from fusion_p2p.owner.finder import Finder
 from fusion_p2p.owner.guards import Guards
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.owner.narrowing import narrowed
@@ -58,6 +59,7 @@ async def _train(context: RunContext, job: Job) -> None:
     config, report = context.config, context.report
     async with join_as_owner(config, report.say) as network:
         own_links = OwnLinks(network.identity.peer_id, SystemClock())
+        blobs, finder = BlobServer(network.transport), Finder(network.transport, network.directory)
         register = functools.partial(
             enlist,
             network.transport,
@@ -65,14 +67,18 @@ async def _train(context: RunContext, job: Job) -> None:
             report=report.say,
             own_links=own_links,
             no_peers_timeout_s=config.no_peers_timeout_s,
+            finder=finder,
+            offered=blobs.offered,
+        )
+        better = functools.partial(
+            better_plan, network.transport, network.directory, own_links=own_links, finder=finder, offered=blobs.offered
         )
         look = functools.partial(survey_of, network.transport, network.directory, own_links)
         retuner = await asyncio.to_thread(retuner_for, context, job, look)
-        blobs = BlobServer(network.transport)
         surroundings = Swarm(network.transport, network.directory)
         guards = Guards(job.job, job.incarnation, blobs, surroundings, context.clock, config.copy_every, report.say)
         observers = SwarmObservers(network.transport, network.directory)
-        partners = Partners(register, observers=observers, guards=guards)
+        partners = Partners(register, better, observers, guards)
         await OwnedRun(context, job, network.transport, blobs, partners, retuner).finish()
 
 
