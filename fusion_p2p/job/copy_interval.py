@@ -21,6 +21,10 @@ BUDGET = 0.04
 MEMORY_BYTES_PER_S = 1e9
 """Copying and hashing a state on the way: the least that a copy costs, until it is measured."""
 LEAST_COST_S = 0.02
+UNMEASURED_SHARE = 0.25
+"""Of the time that a copy is on its way, until it is measured how much of it is lost to training."""
+LEAST_QUIET = 3
+"""Steps without a copy that have to be seen before it is known what a copy costs."""
 MAX_QUIET = 20
 MAX_COSTS = 5
 
@@ -68,15 +72,24 @@ class Laps:
         """A copy begins now."""
         return replace(self, touched=True)
 
-    def cost_s(self, num_bytes: int) -> float:
-        """Seconds of training that one copy of all slices costs; the largest slice has `num_bytes`."""
+    @property
+    def know_quiet(self) -> bool:
+        """Whether enough steps without a copy were seen."""
+        return len(self.quiet_s) >= LEAST_QUIET
+
+    def again(self, *, as_before: bool) -> Laps:
+        """For a new epoch, in which steps take as long as before, or not."""
+        return Laps(quiet_s=self.quiet_s if as_before else (), costs_s=self.costs_s)
+
+    def cost_s(self, num_bytes: int, took_s: float) -> float:
+        """Seconds of training that a copy costs: of all slices, the largest of `num_bytes`, on its way for `took_s`."""
         least = LEAST_COST_S + num_bytes / MEMORY_BYTES_PER_S
-        return max(least, median(self.costs_s)) if self.costs_s else least
+        return max(least, median(self.costs_s)) if self.costs_s else least + UNMEASURED_SHARE * took_s
 
     def _closed(self) -> Laps:
         """The round is over: what its steps took beyond others is its cost."""
         without = replace(self, copied=0, copied_s=0.0)
-        if not self.quiet_s:
+        if not self.know_quiet:
             return without
         cost = self.copied_s - self.copied * median(self.quiet_s)
         return replace(without, costs_s=(*self.costs_s, cost)[-MAX_COSTS:])

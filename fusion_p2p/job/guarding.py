@@ -85,7 +85,7 @@ class Guarding:
     @property
     def interval_s(self) -> float:
         """Seconds from the beginning of the last round to the next."""
-        cost_s = self.laps.cost_s(max((part.num_bytes for part in self.parts), default=0))
+        cost_s = self.laps.cost_s(max((part.num_bytes for part in self.parts), default=0), self.took_s)
         if self.early:
             return shortest_s(cost_s, self.took_s)
         return interval_s(cost_s, self.losses.mean_time_s(len(self.members)), self.took_s)
@@ -151,7 +151,7 @@ def _began(state: Guarding, event: Began) -> tuple[Guarding, tuple[Action, ...]]
         and copy.step <= event.state_step
         and copy.peer not in dismissed | event.parts[copy.slice].members
     )
-    laps = replace(Laps(), quiet_s=state.laps.quiet_s, costs_s=state.laps.costs_s)
+    laps = state.laps.again(as_before=same)
     lost = copies != state.copies or current != state.round
     began = replace(state, cut=event.cut, parts=event.parts, copies=copies, round=current, laps=laps, early=state.early or lost)
     behind = _ahead_of(state, event.state_step) - began.members - dismissed
@@ -188,7 +188,8 @@ def _is_due(state: Guarding, decided: int, now: float) -> bool:
         return False
     if state.every is not None:
         return decided % state.every == 0
-    return now - state.begun >= state.interval_s
+    known = state.early or state.laps.know_quiet
+    return known and now - state.begun >= state.interval_s
 
 
 def _choose(state: Guarding, part: Part, errands: Iterable[Errand], failed: frozenset[PeerId], now: float) -> PeerId | None:

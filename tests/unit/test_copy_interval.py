@@ -64,12 +64,13 @@ def laps(durations: list[tuple[float, bool]]) -> Laps:
 
 def test_a_copy_costs_what_its_steps_take_beyond_others() -> None:
     state = laps([(1.0, False)] * 5)
-    assert state.cost_s(0) == pytest.approx(0.02)
-    assert state.cost_s(2_000_000_000) == pytest.approx(2.02)  # not measured yet: as long as memory takes
+    assert state.cost_s(0, 0.0) == pytest.approx(0.02)
+    assert state.cost_s(2_000_000_000, 0.0) == pytest.approx(2.02)  # not measured yet: as long as memory takes
+    assert state.cost_s(0, 8.0) == pytest.approx(2.02)  # or a quarter of the time that the last one took
     state = state.touch()
     for step, (now, copying) in enumerate([(7.5, True), (8.75, True), (9.8, False), (10.8, False)], 7):
         state = state.decided(step, now, copying=copying)
-    assert state.cost_s(0) == pytest.approx(1.8)  # 2.5 + 1.25 + 1.05, beyond three quiet ones
+    assert state.cost_s(0, 100.0) == pytest.approx(1.8)  # 2.5 + 1.25 + 1.05, beyond three quiet ones
 
 
 def test_one_odd_round_does_not_change_the_cost() -> None:
@@ -79,7 +80,7 @@ def test_one_odd_round_does_not_change_the_cost() -> None:
         for duration in (1.0 + excess, 1.0, 1.0):
             now, step = now + duration, step + 1
             state = state.decided(step, now, copying=False)
-    assert state.cost_s(0) == pytest.approx(0.5)
+    assert state.cost_s(0, 100.0) == pytest.approx(0.5)
 
 
 def test_going_back_is_no_step() -> None:

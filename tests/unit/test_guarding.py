@@ -110,8 +110,12 @@ def test_the_next_round_waits_for_its_interval_and_a_new_spare_does_not() -> Non
     state = covered()
     waiting_s = state.interval_s
     assert 1.0 < waiting_s < 30.0
-    assert drive(state, Deciding(2), now=waiting_s - 0.5)[1] == []
-    assert drive(state, Deciding(2), now=waiting_s + 0.5)[1] == [AskCopy(2)]
+    later = state
+    for number, now in enumerate((0.5, 1.0, 1.5, 2.0, waiting_s - 0.5), 2):
+        later, actions = drive(later, Deciding(number), now=now)
+        assert actions == []
+    assert drive(later, Deciding(7), now=waiting_s + 0.5)[1] == [AskCopy(7)]
+    assert drive(state, Deciding(2), now=waiting_s + 0.5)[1] == []  # what steps take without a copy is not known yet
     state, _ = drive(state, Seen((spare(S), spare(T))))
     assert drive(state, Deciding(2), now=0.1)[1] == []  # the budget holds for it, too
     assert drive(state, Deciding(2), now=1.0)[1] == [AskCopy(2)]
@@ -193,7 +197,8 @@ def test_losses_shorten_the_interval_and_departures_do_not() -> None:
 
 
 def test_old_copies_stay_until_the_new_ones_are_complete() -> None:
-    state, _ = drive(covered(), Deciding(9), kept(0, 9, A), kept(1, 9, B), held(0, 9, S), now=50.0)
+    state = replace(covered(), early=True)
+    state, _ = drive(state, Deciding(9), kept(0, 9, A), kept(1, 9, B), held(0, 9, S), now=50.0)
     assert state.copies == {Copy(0, 1, S), Copy(1, 1, S), Copy(0, 9, S)}
     assert describe(state) == "copies of step 1: 2 of 2 slices held by 1 spare"
     state, _ = drive(state, held(1, 9, S), now=50.0)

@@ -1,0 +1,117 @@
+"""A run whose slices are copied to other peers: what these hold is the state, and a loss costs no more than the steps since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_p2p.ids import PeerId
+from fusion_p2p.job.guard_choice import Candidate
+from fusion_p2p.net.blobs import BlobServer
+from fusion_p2p.net.memory import SimulatedPeer
+from fusion_p2p.owner.guards import Guards
+from fusion_p2p.owner.registering import Job
+from fusion_p2p.owner.stage import RunContext
+from fusion_p2p.owner.training import Training
+from fusion_p2p.wire.job_messages import Contact
+from tests.swarm_in_memory import Volunteer, run_config
+from tests.training.test_recovery import ADAM, World, assert_same_bits, starts, undisturbed, world
+
+SETTINGS: dict[str, Any] = ADAM | {"steps": 40, "checkpoint_every": 100}
+
+
+@dataclass
+class Neighbours:
+    """Surroundings by hand: these could guard, once they are known."""
+
+    who: Callable[[frozenset[PeerId]], Sequence[PeerId]]
+    free_bytes: int = 1 << 30
+
+    async def look(self, members: frozenset[PeerId]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(peer, peer not in members, self.free_bytes) for peer in self.who(members))
+
+    async def meet(self, peer: PeerId) -> None:
+        """The simulated network knows the way."""
+
+    def contacts(self, peers: Iterable[PeerId]) -> tuple[Contact, ...]:
+        return ()
+
+
+@dataclass
+class Watched:
+    """Makes the guards of a run, and does something to it once there are copies of all slices of a step after the first."""
+
+    happens: Callable[[int], None]
+    helpers: Sequence[Volunteer] = ()
+    among: Callable[[frozenset[PeerId], Sequence[PeerId]], Sequence[PeerId]] = lambda members, peers: peers
+    every: int | None = 2
+    guards: Guards = field(init=False)
+    done: int = 0
+
+    def made(self, job: Job, blobs: BlobServer, me: SimulatedPeer, context: RunContext) -> Guards:
+        peers = Neighbours(lambda members: self.among(members, [helper.peer.peer_id for helper in self.helpers]))
+        self.guards = Guards(job.job, job.incarnation, blobs, peers, context.clock, self.every, context.report.say)
+        return self.guards
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        publish = Training._publish
+
+        def publishing(training: Training, decision: Any) -> None:
+            complete = set.intersection(*({step for _, step in held} for held in self.guards.held.values()))
+            if not self.done and complete:
+                self.done = max(complete)
+                self.happens(self.done)
+            publish(training, decision)
+
+        monkeypatch.setattr(Training, "_publish", publishing)
+
+
+def copies_of(helper: Volunteer, index: int, step: int) -> list[dict[str, torch.Tensor]]:
+    return [dict(copy.tensors) for copy in helper.service.copies if (copy.key.slice, copy.key.step) == (index, step)]
+
+
+def spares_only(members: frozenset[PeerId], peers: Sequence[PeerId]) -> list[PeerId]:
+    return [peer for peer in peers if peer not in members]
+
+
+def members_only(members: frozenset[PeerId], peers: Sequence[PeerId]) -> list[PeerId]:
+    return [peer for peer in peers if peer in members]
+
+
+@pytest.mark.row(15)
+@pytest.mark.row(17)
+@pytest.mark.parametrize("among", [spares_only, members_only], ids=["spares", "each other"])
+async def test_guards_hold_the_very_state_and_a_loss_goes_back_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, among: Any
+) -> None:
+    expected, _ = await undisturbed(tmp_path, SETTINGS)
+    config = run_config(tmp_path / "run", **SETTINGS)
+    found: list[World] = []
+
+    def happens(step: int) -> None:
+        at_risk = found[0]
+        for index in range(3):
+            (kept,) = copies_of(at_risk.helpers[index], index, step)
+            holders = [at_risk.helpers[place] for place in range(5) if place != index]
+            held = [copy for holder in holders for copy in copies_of(holder, index, step)]
+            assert len(held) == 1
+            assert kept.keys() == held[0].keys()
+            assert all(torch.equal(kept[name], held[0][name]) for name in kept)
+            assert any(tensor.abs().max() > 0 for name, tensor in held[0].items() if name.startswith("second_moment"))
+        at_risk.crash(1)
+
+    watched = Watched(happens, among=among)
+    watched.watch(monkeypatch)
+    async with world(config, spares=2, guards=watched.made) as at_risk:
+        found.append(at_risk)
+        watched.helpers = at_risk.helpers
+        await at_risk.finish()
+    assert_same_bits(config.run, expected)
+    assert watched.done > 0
+    assert starts(config.run)[1][1] >= watched.done  # without copies it would be 0: there is no checkpoint
+    assert at_risk.said(f"copies of step {watched.done}: 3 of 3 slices held by")
