@@ -115,6 +115,7 @@ class _Mending:
     ) -> None:
         self.graph, self.parts, self.costs, self.plan = graph, parts, costs, plan
         self.moments, self.without, self.held = moments, without, held
+        self.working = plan.peers
         self.shared = exchange_bytes(graph, parts, [len(part.members) for part in plan.slices])
         self.saved = [cost.saved_bytes for cost in costs]
         self.network = self._with_what_is_held(network)
@@ -197,7 +198,7 @@ class _Mending:
             takers=(*choice.takers, peer),
             shrunk=choice.shrunk,
             fetching=choice.fetching + (peer not in self.held.get(place.slice, ())),
-            doubled=choice.doubled + (peer in self.plan.peers or bool(given)),
+            doubled=choice.doubled + (peer in self.working or bool(given)),
             busiest_s=max(choice.busiest_s, busy_s, share * wire_s),
             filling_s=choice.filling_s + work_s + way_s,
         )
