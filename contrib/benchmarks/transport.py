@@ -19,17 +19,18 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from fusion_p2p.errors import StreamClosed, WireError
+from fusion_p2p.errors import WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import JobId
 from fusion_p2p.net.base import Stream
-from fusion_p2p.net.blobs import read_chunks, write_chunks
+from fusion_p2p.net.bulk import Outgoing, read_bulk
 from fusion_p2p.net.hivemind_daemon import DaemonSettings
 from fusion_p2p.net.hivemind_transport import HivemindTransport, hivemind_transport
 from fusion_p2p.net.identity import Identity
@@ -84,9 +85,9 @@ async def _send(folder: Path, addresses: list[str], num_pairs: int, pair_s: floa
         peer = await transport.connect(addresses)
         framed, raw = [], []
         for _ in range(num_pairs):
-            framed.append(await _framed_rate(await transport.open(peer, FRAMED), pair_s))
+            framed.append(await _framed_rate(transport, await transport.open(peer, FRAMED), pair_s))
             raw.append(await _raw_rate(transport, PeerID.from_base58(peer), pair_s))
-        grown = await _stuck_growth(await transport.open(peer, STUCK))
+        grown = await _stuck_growth(transport, await transport.open(peer, STUCK))
     ratios = [one / other for one, other in zip(framed, raw, strict=True)]
     return {
         "frame_rate_ratio": statistics.median(ratios),
@@ -96,19 +97,34 @@ async def _send(folder: Path, addresses: list[str], num_pairs: int, pair_s: floa
     }
 
 
-async def _framed_rate(stream: Stream, duration_s: float) -> float:
-    payload = memoryview(bytearray(FRAME_BYTES))
+async def _framed_rate(transport: HivemindTransport, stream: Stream, duration_s: float) -> float:
+    payload, outgoing = memoryview(bytearray(FRAME_BYTES)), Outgoing(stream, transport.bandwidth)
+    sent = arrived = 0
     ended = encode_header(Header(kind=FrameKind.NONE, run=HEADER.run, moment=HEADER.moment, edge=HEADER.edge))
 
+    async def listen() -> None:
+        nonlocal arrived
+        while True:
+            size = int.from_bytes(await stream.read_exactly(8), "big")
+            outgoing.arrived(size)
+            arrived += size
+
     async def one() -> None:
+        nonlocal sent
         await stream.write(encode_header(HEADER))
-        await write_chunks(stream, payload)
+        await outgoing.write(payload)
+        sent += FRAME_BYTES
 
     async def finish() -> int:
         await stream.write(ended)
-        return int.from_bytes(await stream.read_exactly(8), "big")
+        await asyncio.gather(listening, return_exceptions=True)  # the receiver closes the stream when it has everything
+        if arrived != sent:
+            raise WireError(f"{arrived} of {sent} bytes have arrived")
+        return arrived
 
+    listening = asyncio.create_task(listen())
     rate = await _rate(one, finish, duration_s)
+    outgoing.end()
     await stream.close()
     return rate
 
@@ -140,38 +156,36 @@ async def _rate(one: Callable[[], Awaitable[None]], finish: Callable[[], Awaitab
     return num_bytes / (time.perf_counter() - started)
 
 
-async def _stuck_growth(stream: Stream) -> int:
+async def _stuck_growth(transport: HivemindTransport, stream: Stream) -> int:
     """Bytes this process grows by until its reader, who reads nothing, has stopped it."""
     process, payload = psutil.Process(), memoryview(bytearray(FRAME_BYTES))
+    outgoing = Outgoing(stream, transport.bandwidth)
     before = process.memory_info().rss
     try:
         while True:
             async with asyncio.timeout(STUCK_S):
-                await write_chunks(stream, payload)
+                await outgoing.write(payload)
     except TimeoutError:
         return int(process.memory_info().rss - before)
 
 
 async def _receive(folder: Path) -> None:
     async with _transport(folder / "receiver") as transport:
-        await transport.serve(FRAMED, _receive_framed)
+        await transport.serve(FRAMED, partial(_receive_framed, transport))
         await transport.serve(STUCK, _receive_nothing)
         await transport.daemon.p2p.add_binary_stream_handler(RAW, _receive_raw)
         print(json.dumps(transport.addresses), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def _receive_framed(stream: Stream) -> None:
-    num_bytes = 0
+async def _receive_framed(transport: HivemindTransport, stream: Stream) -> None:
+    async def arrived(size: int) -> None:
+        await stream.write(size.to_bytes(8, "big"))
+
     while (header := decode_header(await stream.read_exactly(HEADER_BYTES))).kind is FrameKind.VALUE:
         if header.type != TYPE or header.payload_bytes != FRAME_BYTES:
             raise WireError("a frame of another type than declared")
-        num_bytes += len(await read_chunks(stream, header.payload_bytes))
-    await stream.write(num_bytes.to_bytes(8, "big"))
-    try:
-        await stream.read_exactly(1)
-    except StreamClosed:
-        return
+        await read_bulk(stream, header.payload_bytes, transport.bandwidth.down, arrived)
 
 
 async def _receive_nothing(stream: Stream) -> None:

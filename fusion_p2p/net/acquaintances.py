@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -31,6 +32,7 @@ class Acquaintances:
         self._network = network
         self._clock = clock
         self._known: dict[PeerId, tuple[int, Announcement]] = {}
+        self._looked_up: Mapping[PeerId, bytes] = {}
         self._refused: dict[PeerId, str] = {}
         self._failed_at: dict[PeerId, float] = {}
         self._failures: dict[PeerId, str] = {}
@@ -47,15 +49,21 @@ class Acquaintances:
         if (known is None and len(self._known) < MAX_KNOWN) or (known is not None and sequence > known[0]):
             self._known[signer] = (sequence, announcement)
             self._failed_at.pop(signer, None)  # what it says now may be another way to it
+            if announcement.addresses:
+                with contextlib.suppress(AddressError):  # it is a stranger that announces them, or ourselves
+                    self._transport.remember(announcement.addresses)
         return signer
 
     def replace_by(self, records: Mapping[PeerId, bytes], keep: frozenset[PeerId]) -> None:
         """Take what a directory look-up found; forget others except `keep`, the peers heard lately."""
         for peer, record in records.items():
+            if peer in self._known and self._looked_up.get(peer) == record:
+                continue  # a signature costs more to check than anything else here
             try:
                 self.learn(record)
             except WireError as error:
                 logger.debug("announcement of %s: %s", peer, error)
+        self._looked_up = records
         self._known = {peer: known for peer, known in self._known.items() if peer in records or peer in keep}
         self._failed_at = {peer: at for peer, at in self._failed_at.items() if peer in self._known}
 

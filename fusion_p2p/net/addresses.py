@@ -68,6 +68,15 @@ def parse_peer_address(text: str, *, own: PeerId | None = None) -> PeerAddress:
     return PeerAddress(_normal(text), peer)
 
 
+def one_peer(addresses: Iterable[str], *, own: PeerId | None = None) -> list[PeerAddress]:
+    """Addresses that are all of one peer. AddressError when they are not, or there is none."""
+    targets = [parse_peer_address(address, own=own) for address in addresses]
+    if len({target.peer for target in targets}) != 1:
+        said = ", ".join(target.text for target in targets)
+        raise AddressError(f"these addresses are not those of one peer: {said or 'none given'}")
+    return targets
+
+
 def parse_listen_address(text: str) -> str:
     """Where to listen; port 0 means any free one. AddressError as above."""
     parts = _components(text, LISTEN_FORM)

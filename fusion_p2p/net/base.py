@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from fusion_p2p.ids import PeerId
+from fusion_p2p.net.pacing import Bandwidth
 
 
 class Stream(Protocol):
@@ -21,6 +22,9 @@ class Stream(Protocol):
 
     async def read_exactly(self, count: int) -> bytes:
         """The next `count` bytes. StreamClosed when the other side ended first."""
+
+    async def read_some(self, buffer: memoryview) -> int:
+        """What has come, at least one byte and at most the buffer: how many bytes. StreamClosed at the end."""
 
     async def read_into(self, buffer: memoryview) -> None:
         """Fill `buffer` from the stream, without a copy of the whole. StreamClosed when the other side ended first."""
@@ -47,6 +51,10 @@ class Transport(Protocol):
     def addresses(self) -> Sequence[str]:
         """Full multiaddrs (`/ip4/.../tcp/.../p2p/ID`) by which others may dial us; best first."""
 
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """The caps on what is sent and received, and the bulk data on its way; kept by whoever moves bulk data."""
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Accept streams of `protocol`. ValueError when it is already served."""
 
@@ -55,6 +63,9 @@ class Transport(Protocol):
 
     async def connect(self, addresses: Sequence[str], *, timeout_s: float = 10.0) -> PeerId:
         """Dial one peer at any of these addresses and remember the way. PeerUnreachable says why, per address."""
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        """Note a way to a peer without dialling it now. AddressError as for `connect`."""
 
     async def close(self) -> None:
         """End all streams and whatever runs underneath."""

@@ -27,6 +27,8 @@ _MEANINGS: Sequence[tuple[str, str]] = (
     ("canceled", NO_ANSWER),
 )
 
+_LASTING = ("other peer id", "something else")
+
 
 def reason_of(report: str) -> str:
     """One reason in our words."""
@@ -51,3 +53,8 @@ def reasons_by_address(report: str, dials: Sequence[str], earlier: Mapping[str, 
         else:
             reasons[dial] = reason_of(reason)
     return reasons
+
+
+def lasts(reason: str) -> bool:
+    """Whether another dial a moment later would surely fail for the same reason."""
+    return reason.startswith(_LASTING)

@@ -22,12 +22,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from fusion_p2p.errors import AddressError, DeadlinePassed, FusionError, NetworkError, PeerUnreachable
+from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.addresses import parse_peer_address
+from fusion_p2p.net.addresses import one_peer, parse_peer_address
 from fusion_p2p.net.base import StreamHandler
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.memory_pipe import Link, Pipe, Wire
+from fusion_p2p.net.pacing import Bandwidth
 from fusion_p2p.net.records import MAX_LIFETIME_S, read_record
 
 logger = logging.getLogger(__name__)
@@ -239,12 +240,15 @@ class SimulatedStream:
         await self.read_into(memoryview(buffer))
         return bytes(buffer)
 
+    async def read_some(self, buffer: memoryview) -> int:
+        data = await self._incoming.read(len(buffer), self._gone)
+        buffer[: len(data)] = data
+        return len(data)
+
     async def read_into(self, buffer: memoryview) -> None:
         filled = 0
         while filled < len(buffer):
-            data = await self._incoming.read(len(buffer) - filled, self._gone)
-            buffer[filled : filled + len(data)] = data
-            filled += len(data)
+            filled += await self.read_some(buffer[filled:])
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         await self._outgoing.write(data, self._gone)
@@ -276,6 +280,7 @@ class SimulatedTransport:
         self._peer_id = peer_id
         self._address = address
         self.dialable = dialable
+        self.bandwidth = Bandwidth()
         self._handlers: dict[str, StreamHandler] = {}
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -304,9 +309,7 @@ class SimulatedTransport:
         return self._network.connect_stream(self._peer_id, target, handler)
 
     async def connect(self, addresses: Sequence[str], *, timeout_s: float = 10.0) -> PeerId:
-        targets = [parse_peer_address(address, own=self._peer_id) for address in addresses]
-        if len({target.peer for target in targets}) != 1:
-            raise AddressError(f"these addresses are not those of one peer: {', '.join(addresses) or 'none given'}")
+        targets = one_peer(addresses, own=self._peer_id)
         reasons = {}
         for target in targets:
             if (found := self._network.at(target.dial)) not in (target.peer, None):
@@ -321,6 +324,9 @@ class SimulatedTransport:
             except PeerUnreachable as error:
                 reasons[target.text] = str(error)
         raise PeerUnreachable("; ".join(f"{text}: {reason}" for text, reason in reasons.items()))
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        one_peer(addresses, own=self._peer_id)  # every way is known here
 
     async def close(self) -> None:
         """Leave: the streams end for the others after what was written."""

@@ -19,7 +19,7 @@ from fusion_p2p.errors import DeadlinePassed, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Stream, Transport
 from fusion_p2p.net.messaging import MessageStream, expect
-from fusion_p2p.wire.frames import MAX_CHUNK_BYTES
+from fusion_p2p.net.pacing import Bandwidth, Pace
 from fusion_p2p.wire.probe_messages import (
     MAX_DIRECTION_BYTES,
     MAX_ROUND_BYTES,
@@ -65,7 +65,9 @@ STRANGERS_PER_MINUTE = 8
 STRANGER_S = 3.0
 """A probe by a stranger that takes longer is given up: an owner has no more time for all its links."""
 MINUTE_S = 60.0
-_NOISE = random.Random(0).randbytes(MAX_CHUNK_BYTES)
+PIECE_BYTES = 64 << 10
+"""Of a burst, as the caps see it."""
+_NOISE = random.Random(0).randbytes(PIECE_BYTES)
 """Nothing on the way can compress it."""
 
 Open = Callable[[PeerId, str, float], Awaitable[Stream]]
@@ -112,7 +114,8 @@ class Prober:
     """Probes peers and, after `serve`, is probed by them; never two at once, so that none disturbs the other.
 
     `measured` is told what peers that probe us found; `occupied` says for how many seconds we have no ear for them, 0 for none;
-    `is_member` whether we know a peer: strangers get less, and nobody is told what they found.
+    `is_member` whether we know a peer: strangers get less, and nobody is told what they found. What the caps of `bandwidth`
+    allow is all that is ever found.
     """
 
     def __init__(
@@ -121,11 +124,13 @@ class Prober:
         measured: Callable[[PeerId, Measured], None] = lambda peer, found: None,
         occupied: Callable[[], float] = lambda: 0.0,
         is_member: Callable[[PeerId], bool] = lambda peer: True,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self._clock = clock
         self._measured = measured
         self._occupied = occupied
         self._is_member = is_member
+        self._bandwidth = bandwidth or Bandwidth()
         self._allowance = _Allowance()
         self._until: float | None = None
         """When the probe that is going on ends at the latest."""
@@ -141,7 +146,7 @@ class Prober:
         async with self._alone(peer, SESSION_S):
             stream = await open_stream(peer, PROBE_PROTOCOL, OPEN_S)
             try:
-                return await _Asking(stream, self._clock, budget_s).run()
+                return await _Asking(stream, self._clock, budget_s, self._bandwidth).run()
             finally:
                 await stream.close()
 
@@ -171,7 +176,7 @@ class Prober:
             return
         async with self._alone(stream.remote, STRANGER_S if stranger else SESSION_S):
             await messages.send(ProbeReady())
-            found = await _Answering(stream, messages, self._clock).run()
+            found = await _Answering(stream, messages, self._clock, self._bandwidth).run()
         if not stranger:
             self._measured(stream.remote, found)
 
@@ -179,8 +184,9 @@ class Prober:
 class _Asking:
     """The side that asks."""
 
-    def __init__(self, stream: Stream, clock: Clock, budget_s: float) -> None:
+    def __init__(self, stream: Stream, clock: Clock, budget_s: float, bandwidth: Bandwidth) -> None:
         self._stream = stream
+        self._bandwidth = bandwidth
         self._messages = MessageStream(stream, PROBE_MESSAGES)
         self._clock = clock
         self._budget_s = min(budget_s, DIRECTION_S)
@@ -227,7 +233,7 @@ class _Asking:
     async def _push(self, num_bytes: int) -> float:
         """What the host says, as far as that can be: its word came later, by a round trip at most and some waiting."""
         began = self._clock.now()
-        await _send_burst(self._stream, self._messages, num_bytes)
+        await _send_burst(self._stream, self._messages, num_bytes, self._bandwidth.up)
         told_s = expect(await self._messages.receive(), Received).seconds
         return max(told_s, (self._clock.now() - began - self._round_trip_s) / DOUBT)
 
@@ -235,14 +241,15 @@ class _Asking:
         await self._messages.send(Pull(num_bytes=num_bytes))
         if expect(await self._messages.receive(), Bulk).num_bytes != num_bytes:
             raise WireError(f"{self._stream.remote} sends another number of bytes than was asked for")
-        return await _time_burst(self._stream, self._clock, num_bytes)
+        return await _time_burst(self._stream, self._clock, num_bytes, self._bandwidth.down)
 
 
 class _Answering:
     """The side that is asked; it gives no more than it would take."""
 
-    def __init__(self, stream: Stream, messages: MessageStream, clock: Clock) -> None:
+    def __init__(self, stream: Stream, messages: MessageStream, clock: Clock, bandwidth: Bandwidth) -> None:
         self._stream = stream
+        self._bandwidth = bandwidth
         self._messages = messages
         self._clock = clock
         self._taken = 0
@@ -258,12 +265,12 @@ class _Answering:
                     await self._messages.send(Pong(data=data))
                 case Bulk(num_bytes=num_bytes):
                     self._taken = self._bounded(self._taken + num_bytes)
-                    seconds = await _time_burst(self._stream, self._clock, num_bytes)
+                    seconds = await _time_burst(self._stream, self._clock, num_bytes, self._bandwidth.down)
                     self._note(num_bytes, seconds)
                     await self._messages.send(Received(seconds=seconds))
                 case Pull(num_bytes=num_bytes):
                     self._given = self._bounded(self._given + num_bytes)
-                    await _send_burst(self._stream, self._messages, num_bytes)
+                    await _send_burst(self._stream, self._messages, num_bytes, self._bandwidth.up)
                 case EndProbe(latency_s=latency_s, out_bytes_per_s=there, in_bytes_per_s=back):
                     return Measured(latency_s, out_bytes_per_s=back, in_bytes_per_s=min(there, self._in_bytes_per_s()))
                 case other:
@@ -285,16 +292,20 @@ class _Answering:
         return num_bytes
 
 
-async def _send_burst(stream: Stream, messages: MessageStream, num_bytes: int) -> None:
+async def _send_burst(stream: Stream, messages: MessageStream, num_bytes: int, pace: Pace) -> None:
     await messages.send(Bulk(num_bytes=num_bytes))
     noise = memoryview(_NOISE)
-    for start in range(0, num_bytes, len(noise)):
-        await stream.write(noise[: num_bytes - start])
+    for start in range(0, num_bytes, PIECE_BYTES):
+        piece = noise[: min(PIECE_BYTES, num_bytes - start)]
+        await pace.take(len(piece))
+        await stream.write(piece)
 
 
-async def _time_burst(stream: Stream, clock: Clock, num_bytes: int) -> float:
+async def _time_burst(stream: Stream, clock: Clock, num_bytes: int, pace: Pace) -> float:
     """Seconds until all of it has come; nothing of it is kept."""
-    began, buffer = clock.now(), memoryview(bytearray(min(num_bytes, MAX_CHUNK_BYTES)))
+    began, buffer = clock.now(), memoryview(bytearray(min(num_bytes, PIECE_BYTES)))
     for start in range(0, num_bytes, len(buffer)):
-        await stream.read_into(buffer[: num_bytes - start])
+        piece = buffer[: num_bytes - start]
+        await stream.read_into(piece)
+        await pace.take(len(piece))
     return clock.now() - began

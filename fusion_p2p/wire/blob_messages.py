@@ -2,6 +2,7 @@
 
     asker   FetchContent | FetchTensor
     holder  Blob, then exactly `num_bytes` raw bytes          or  Missing
+    asker   Arrived, again and again until it has all of them
 
 Several requests may follow one another on a stream.
 """
@@ -42,4 +43,10 @@ class Missing(Message):
     reason: Text
 
 
-BLOB_MESSAGES = MessageSet(FetchContent, FetchTensor, Blob, Missing)
+class Arrived(Message):
+    kind: ClassVar[str] = "arrived"
+    num_bytes: Count
+    """Read since the last one: as many more may be on their way."""
+
+
+BLOB_MESSAGES = MessageSet(FetchContent, FetchTensor, Arrived, Blob, Missing)

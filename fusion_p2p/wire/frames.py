@@ -1,11 +1,11 @@
 """Tensor frames: a fixed 88-byte header, then raw payload bytes in bounded chunks; no MessagePack, no copy.
 
-Value streams (`/fusion/values/1`) carry frames from the peer that computes a value to the peer that reads it; `CREDIT` frames
-come back on the same stream. All integers are little-endian:
+Value streams (`/fusion/values/1`) carry frames from the peer that computes a value to the peer that reads it; `CREDIT` and
+`ARRIVED` frames come back on the same stream. All integers are little-endian:
 
     offset  0  magic      2s   b"FV"
             2  version    u8
-            3  kind       u8   VALUE, NONE, CREDIT
+            3  kind       u8   VALUE, NONE, CREDIT, ARRIVED
             4  job       16s
            20  incarnation u32
            24  epoch      u32
@@ -19,7 +19,7 @@ come back on the same stream. All integers are little-endian:
            46  rank       u8
            47  codec      u8   index in CODECS
            48  shape      8 x u32
-           80  payload    u64  number of bytes that follow
+           80  payload    u64  number of bytes that follow; of an ARRIVED frame, that have arrived since the last one
 
 A header is refused (`WireError`) before anything is allocated: the receiver compares it with the type that the graph declares.
 """
@@ -56,6 +56,8 @@ class FrameKind(IntEnum):
     """No gradient flows back through this value: an explicit nothing, so that nobody waits for it."""
     CREDIT = 3
     """The value of this edge and moment has been taken: one more may be sent, and its sender may forget it."""
+    ARRIVED = 4
+    """So many payload bytes have been read: as many more may be on their way. Edge and moment mean nothing."""
 
 
 class Direction(IntEnum):
@@ -95,7 +97,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What precedes a payload. `type` is None for CREDIT and NONE frames."""
+    """What precedes a payload. `type` is None unless it is a VALUE."""
 
     kind: FrameKind
     run: RunId
@@ -135,7 +137,7 @@ def decode_header(data: bytes) -> Header:
         frame_kind, way = FrameKind(kind), Direction(direction)
     except ValueError as error:
         raise WireError(f"frame header: {error}") from None
-    if frame_kind is not FrameKind.VALUE and (payload or rank or dtype or codec):
+    if frame_kind is not FrameKind.VALUE and (rank or dtype or codec or (payload and frame_kind is not FrameKind.ARRIVED)):
         raise WireError("frame header: fields that do not belong to its kind")
     return Header(
         kind=frame_kind,

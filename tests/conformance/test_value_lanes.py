@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,6 @@ from fusion_p2p.errors import StreamClosed, WireError
 from fusion_p2p.graph.schema import TensorType
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.net.base import Stream, Transport
-from fusion_p2p.net.blobs import write_chunks
 from fusion_p2p.net.values import NOTHING, VALUES_PROTOCOL, Expected, Payload, ValueReceiver, ValueSender
 from fusion_p2p.wire.codecs import NONE, CodecSpec, forward_bytes, parse
 from fusion_p2p.wire.frames import HEADER_BYTES, Direction, Edge, FrameKind, Header, Moment, RunId, encode_header
@@ -138,9 +138,9 @@ def keep_streams(receiver: ValueReceiver, streams: list[Stream]) -> None:
     """Note every stream that carries values from now on."""
     read = receiver._read
 
-    async def noted(stream: Stream, header: Header, lane: tuple[PeerId, bool]) -> None:
-        streams.append(stream)
-        await read(stream, header, lane)
+    async def noted(incoming: Any, header: Header, lane: tuple[PeerId, bool]) -> None:
+        streams.append(incoming.stream)
+        await read(incoming, header, lane)
 
     receiver._read = noted  # type: ignore[method-assign]
 
@@ -193,7 +193,7 @@ async def test_only_the_planned_codec_and_its_size_are_read(harness: Harness) ->
     stream = await opened(here.transport, there.identity.peer_id)
     for micro_batch, size in enumerate([right, 0]):  # an empty payload says that the sender refused the value
         await stream.write(encode_header(Header(FrameKind.VALUE, RUN, Moment(1, micro_batch), EDGE, TYPE, "int8", size)))
-        await write_chunks(stream, memoryview(bytes(size)))
+        await stream.write(bytes(size))
     await eventually(lambda: len(reader.got) == 2, timeout_s=30)
     assert [len(data) for _, _, data in reader.got] == [right, 0]
     await stream.close()
