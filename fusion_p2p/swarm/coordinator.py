@@ -214,6 +214,8 @@ def _improve(state: Jobs, entry: Job, event: Look, now: float) -> Step:
     if wanting is not None:
         return state, (Stay(job, f"job {wanting[:8]} waits for peers and is served first"),)
     chosen = tuple(seat.peer for seat in _by_speed(_free(state, entry.wish, event.seats, now)))
+    if len(chosen) < (entry.wish.peers or 0):
+        return state, (Stay(job, f"{entry.wish.peers} peers wanted: {_peers(len(chosen))} free or its own"),)
     trying = _with(state, replace(entry, trying=frozenset(chosen)))
     return trying, (MakePlan(job, chosen, _left_out(state, entry, event.seats, chosen, now)),)
 

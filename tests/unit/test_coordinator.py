@@ -258,3 +258,9 @@ def test_a_peer_that_a_refused_plan_wanted_is_free_again_after_a_while() -> None
         (31.0, wish(TWO, owner=OTHER, peers=1)), (31.0, look(seat(A, holds=ONE), seat(B), job=TWO)), state=state
     )
     assert planned(action) == (B,)
+
+
+def test_with_fewer_peers_than_wanted_a_plan_that_was_mended_stays_as_it_is() -> None:
+    """Else the cut would be another one, and another one again when they are back."""
+    _, (action,) = play((0.0, improving(peers=3)), (0.0, look(seat(A, holds=ONE), seat(B), seat(C, holds=TWO))))
+    assert action == Stay(ONE, "3 peers wanted: 2 peers free or its own")
