@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusion_p2p.compress.dense import to_host
 from fusion_p2p.errors import SliceFailed
 from fusion_p2p.execute.optimiser import moment_names
 from fusion_p2p.graph.initial import initial_value
@@ -98,6 +99,20 @@ class SliceState:
             raise SliceFailed("the state is half-way through an update: it cannot be kept")
         host = torch.device("cpu")
         return Snapshot(self.step, {name: _copy(tensor, host) for name, tensor in self.named_tensors().items()})
+
+    def retired(self) -> Snapshot | None:
+        """The state as it lies here, for when nobody will change it any more: on the CPU nothing is copied.
+
+        None when an update broke off half-way.
+        """
+        if self.step == HALF_APPLIED:
+            return None
+        return Snapshot(self.step, {name: to_host(tensor) for name, tensor in self.named_tensors().items()})
+
+    def copied(self, name: str) -> Tensor | None:
+        """A copy of one tensor on the host; None when there is none of this name."""
+        tensor = self.named_tensors().get(name)
+        return None if tensor is None else _copy(tensor, torch.device("cpu"))
 
 
 HALF_APPLIED = -1

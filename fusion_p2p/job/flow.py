@@ -8,6 +8,8 @@ after the last one (gpipe), at most `in_flight` micro-batches between the two; s
 sums have one order (design: order of tasks). What is shared leaves before the report, which waits for what others share: so
 homes may lie anywhere. Values may arrive early and in any order; duplicates are dropped; more than an edge's credits allow is
 a broken protocol.
+
+A halted replica begins nothing more, except for the end of a step that is decided: its update may have been applied elsewhere.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class Flow:
     reported: bool = False
     fate: Fate = Fate.OPEN
     running: Task | None = None
+    halted: bool = False
     arrived: frozenset[tuple[Edge, Moment]] = field(default=frozenset())
 
 
@@ -97,7 +100,17 @@ class Finished:
     """The running task has ended."""
 
 
-Event = Arrived | Decided | Idle | Finished
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Begin nothing more but the end of a decided step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on as before."""
+
+
+Event = Arrived | Decided | Idle | Finished | Halt | Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,10 @@ def step(flow: Flow, event: Event) -> tuple[Flow, tuple[Action, ...]]:
             return _idle(flow)
         case Finished():
             return _finished(flow), ()
+        case Halt():
+            return replace(flow, halted=True), ()
+        case Resume():
+            return replace(flow, halted=False), ()
 
 
 def next_task(flow: Flow) -> Task | None:
@@ -175,6 +192,8 @@ def needs(flow: Flow, task: Task) -> tuple[tuple[Edge, Moment], ...]:
 
 def _candidates(flow: Flow) -> list[tuple[TaskKind, int]]:
     """The next task of each kind whose turn it is, the most urgent first."""
+    if flow.halted:
+        return [(kind, 0) for kind in _endings(flow)] if flow.reported else []
     turns, found = flow.edges.own_turns, list[tuple[TaskKind, int]]()
     all_forward = flow.forwards == flow.micro_batches
     if flow.backwards < flow.forwards and (all_forward or flow.schedule != "gpipe"):
@@ -268,5 +287,6 @@ def _idle(flow: Flow) -> tuple[Flow, tuple[Action, ...]]:
 
 def _finished(flow: Flow) -> Flow:
     if flow.running is not None and flow.running.kind in (TaskKind.UPDATE, TaskKind.SKIP):
-        return Flow(flow.edges, flow.micro_batches, flow.in_flight, flow.step + 1, flow.schedule, arrived=flow.arrived)
+        after = Flow(flow.edges, flow.micro_batches, flow.in_flight, flow.step + 1, flow.schedule)
+        return replace(after, halted=flow.halted, arrived=flow.arrived)
     return replace(flow, running=None)

@@ -19,7 +19,7 @@ from enum import Enum
 from fusion_p2p.ids import JobId, PeerId
 
 OWNER_SILENT_S = 30.0
-"""A peer keeps a run's slices this long without a word from the owner; then it is free for others."""
+"""A peer keeps a run's slices at work this long without a word from the owner; then it is free for others, and keeps copies."""
 
 
 class Phase(Enum):
@@ -139,13 +139,24 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget everything about this claim."""
+    """Forget everything about this claim.
+
+    keep: its owner did not say so, and may come back: copies of its states stay.
+    """
 
     claim: Claim
     reason: str
+    keep: bool = False
 
 
-Action = Build | SayPrepared | SayRefused | Begin | Drop
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The epoch that ran on while its successor was prepared is not followed by it."""
+
+    claim: Claim
+
+
+Action = Build | SayPrepared | SayRefused | Begin | Drop | GoOn
 
 
 def step(state: Tenure, event: Event, now: float) -> tuple[Tenure, tuple[Action, ...]]:
@@ -156,7 +167,7 @@ def step(state: Tenure, event: Event, now: float) -> tuple[Tenure, tuple[Action,
         case Built(claim):
             return _built(state, claim)
         case BuildFailed(claim, reason):
-            return (_without(state), (SayRefused(claim, reason),)) if claim == state.claim else (state, ())
+            return (_without(state), (SayRefused(claim, reason), *_going_on(state))) if claim == state.claim else (state, ())
         case StartAsked(claim):
             return _start(state, claim, now)
         case Ended(claim, reason):
@@ -180,11 +191,18 @@ def _asked(state: Tenure, event: Asked, now: float) -> tuple[Tenure, tuple[Actio
     if event.beside and current is not None and current.incarnation == asked.incarnation:
         outdated = _dropped((held,) if held is not None and held != current else (), "replaced by a newer epoch")
         return Tenure(Phase.BUILDING, asked, deadline, current), (*outdated, Build(asked))
-    return Tenure(Phase.BUILDING, asked, deadline), (*_dropped(state.claims, "replaced by a newer epoch"), Build(asked))
+    return Tenure(Phase.BUILDING, asked, deadline), (
+        *_dropped(state.claims, "replaced by a newer epoch", keep=True),
+        Build(asked),
+    )
 
 
-def _dropped(claims: Iterable[Claim], reason: str) -> tuple[Drop, ...]:
-    return tuple(Drop(claim, reason) for claim in claims)
+def _dropped(claims: Iterable[Claim], reason: str, *, keep: bool = False) -> tuple[Drop, ...]:
+    return tuple(Drop(claim, reason, keep) for claim in claims)
+
+
+def _going_on(state: Tenure) -> tuple[GoOn, ...]:
+    return () if state.running is None else (GoOn(state.running),)
 
 
 def _without(state: Tenure) -> Tenure:
@@ -216,7 +234,7 @@ def _ended(state: Tenure, claim: Claim, reason: str) -> tuple[Tenure, tuple[Acti
         return Tenure(), _dropped(state.claims, reason)
     if claim.age < held.age:
         return state, ()
-    return _without(state), (Drop(held, reason),)
+    return _without(state), (Drop(held, reason), *_going_on(state))
 
 
 def _heard(state: Tenure, owner: PeerId, now: float) -> tuple[Tenure, tuple[Action, ...]]:
@@ -228,4 +246,4 @@ def _heard(state: Tenure, owner: PeerId, now: float) -> tuple[Tenure, tuple[Acti
 def _tick(state: Tenure, now: float) -> tuple[Tenure, tuple[Action, ...]]:
     if state.claim is None or now < state.deadline:
         return state, ()
-    return Tenure(), _dropped(state.claims, f"no word from the owner for {OWNER_SILENT_S:g} s")
+    return Tenure(), _dropped(state.claims, f"no word from the owner for {OWNER_SILENT_S:g} s", keep=True)

@@ -1,22 +1,21 @@
 """From an owner's Prepare to slices that are ready to run: fetch, check, allocate. A volunteer trusts nobody here.
 
 Graph and plan are identified by their digests and checked before anything is allocated; the slices must fit into the memory
-that this peer offers. Weights come from the graph's rules, or are fetched from the owner tensor by tensor; unless the epoch
-follows one that runs here with the same slices: then it goes on with their states as they lie there.
+that this peer offers. Weights come from the graph's rules or the owner. The states of a later step are taken, tensor by tensor,
+from the first of these that has them: the epoch before, which stands still here; copies that lie here; other peers; the owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from fusion_p2p.compress.dense import from_bytes
 from fusion_p2p.errors import AddressError, NetworkError, SliceFailed
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.slice import SliceExecutor
@@ -30,14 +29,15 @@ from fusion_p2p.ids import Digest, JobId, PeerId
 from fusion_p2p.job.topology import ReplicaEdges, replica_edges
 from fusion_p2p.net.base import Transport
 from fusion_p2p.net.blobs import BlobReader
+from fusion_p2p.peer.copies import Lineage
 from fusion_p2p.peer.edge_codecs import EdgeCodecs, planned_codecs
 from fusion_p2p.peer.epoch_work import BuiltEpoch
+from fusion_p2p.peer.fetching import Wanted, fetch_tensors
 from fusion_p2p.peer.tasks import SliceTasks
 from fusion_p2p.plan.encoding import check_plan, decode_plan
 from fusion_p2p.plan.memory import gib, holding_of, num_moments, slice_bytes
 from fusion_p2p.plan.plan import Plan
 from fusion_p2p.plan.sharing import exchange_bytes
-from fusion_p2p.wire.blob_messages import FetchTensor
 from fusion_p2p.wire.frames import RunId
 from fusion_p2p.wire.job_messages import Contact, Content, Prepare
 
@@ -49,9 +49,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bench:
-    """Where slices run: the device, the bytes of its memory that are offered, and the thread that computes.
+    """Where slices run: the device, the bytes of its memory that are offered now, and the thread that computes.
 
     `coding` turns tensors into bytes and back meanwhile; without it that is done in turn with computing.
     """
@@ -72,31 +72,45 @@ async def build_epoch(
     owner: PeerId,
     prepare: Prepare,
     progressed: Callable[[], None],
-    before: BuiltEpoch | None = None,
+    before: BuiltEpoch | None,
+    kept: Mapping[str, Tensor],
 ) -> BuiltEpoch:
     """Slices that are ready to run. GraphError, WireError, NetworkError or SliceFailed say why not, in one sentence.
 
     `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease. `before` is the epoch
-    of the same job that runs here meanwhile, between two steps.
+    of the same job that stands still here; `kept` are copies of tensors of the step that is asked for.
     """
     async with BlobReader(transport, owner) as reader:
         encoded_graph = await _content(reader, prepare.graph, MAX_GRAPH_BYTES)
         encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
         site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
-        states = await bench.run(_taken_over, before, site.plan, prepare) if before is not None else {}
-        tasks: dict[int, SliceTasks] = {}
-        for number in site.plan.replicas_of(transport.peer_id):
-            index = site.edges[number].slice
-            if index not in states:
-                tensors = await _fetch_tensors(site, index, reader, prepare, progressed)
-                states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
-            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
-            progressed()
-    await _meet(transport, prepare.contacts)
+    await meet(transport, prepare.contacts)
+    states = await bench.run(_taken_over, before, site.plan, prepare)
+    here = {**kept, **await bench.run(_tensors_of, before, prepare)}
+    tasks: dict[int, SliceTasks] = {}
+    for number in site.plan.replicas_of(transport.peer_id):
+        index = site.edges[number].slice
+        if index not in states:
+            tensors = await _tensors(transport, owner, site, index, prepare, here, progressed)
+            states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
+        tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
+        progressed()
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
     planned = planned_codecs(site.plan, site.edges)
     codecs = {number: EdgeCodecs(site.graph, site.edges[number], planned, bench.device) for number in tasks}
-    return BuiltEpoch(run, owner, site.graph, site.plan, site.edges, tasks, codecs, prepare.settings, prepare.state_step)
+    return BuiltEpoch(
+        run=run,
+        owner=owner,
+        graph=site.graph,
+        plan=site.plan,
+        parts=site.parts,
+        edges=site.edges,
+        tasks=tasks,
+        codecs=codecs,
+        settings=prepare.settings,
+        state_step=prepare.state_step,
+        needed_bytes=site.needed_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +119,7 @@ class _Site:
     parts: Cut
     plan: Plan
     edges: tuple[ReplicaEdges, ...]
+    needed_bytes: int
 
 
 def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: Prepare, offered_bytes: int) -> _Site:
@@ -118,8 +133,10 @@ def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: 
     mine = plan.slices_of(me)
     if not mine:
         raise SliceFailed("the plan gives this peer nothing to do")
-    _refuse_what_does_not_fit(graph, parts, plan, mine, prepare, offered_bytes)
-    return _Site(graph, parts, plan, replica_edges(graph, parts, plan))
+    needed = _needed_bytes(graph, parts, plan, mine, prepare)
+    if needed > offered_bytes:
+        raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
+    return _Site(graph, parts, plan, replica_edges(graph, parts, plan), needed)
 
 
 async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
@@ -128,28 +145,39 @@ async def _content(reader: BlobReader, content: Content, limit: int) -> bytes:
     return await reader.content(Digest(content.digest), content.num_bytes)
 
 
-def _refuse_what_does_not_fit(
-    graph: Graph, parts: Cut, plan: Plan, mine: Sequence[int], prepare: Prepare, offered_bytes: int
-) -> None:
+def _needed_bytes(graph: Graph, parts: Cut, plan: Plan, mine: Sequence[int], prepare: Prepare) -> int:
+    """Device memory that our slices of a plan take at most."""
     saved = [node.saved_bytes for node in workload(graph)]
     shared = exchange_bytes(graph, parts, [len(part.members) for part in plan.slices])
     needed = 0
     for index in mine:
         holding = holding_of(graph, plan, index, num_moments(prepare.settings.optimiser))
         needed += slice_bytes(graph, parts.slices[index], saved, holding) + shared[index]
-    if needed > offered_bytes:
-        raise SliceFailed(f"slices {list(mine)} need {gib(needed - offered_bytes)} more than the {gib(offered_bytes)} offered")
+    return needed
 
 
-def _taken_over(before: BuiltEpoch, plan: Plan, prepare: Prepare) -> dict[int, SliceState]:
+def _taken_over(before: BuiltEpoch | None, plan: Plan, prepare: Prepare) -> dict[int, SliceState]:
     """The states, by slice, that the epoch before has as this one needs them. On the compute thread, which changes them."""
+    if before is None:
+        return {}
     same = (before.plan.graph, before.plan.slice_of, before.settings) == (plan.graph, plan.slice_of, prepare.settings)
     return {index: state for index, state in before.states.items() if same and state.step == prepare.state_step}
 
 
+def _tensors_of(before: BuiltEpoch | None, prepare: Prepare) -> dict[str, Tensor]:
+    """The tensors of the epoch before that are of the right step, also when it was cut otherwise. They are not copies."""
+    if before is None or (before.plan.graph, before.settings) != (prepare.graph.digest, prepare.settings):
+        return {}
+    tensors: dict[str, Tensor] = {}
+    for state in before.states.values():
+        if state.step == prepare.state_step:
+            tensors |= state.named_tensors()
+    return tensors
+
+
 def _state(site: _Site, index: int, device: torch.device, prepare: Prepare, tensors: dict[str, Tensor]) -> SliceState:
     graph, part = site.graph, site.parts.slices[index]
-    if prepare.state_step:
+    if prepare.state_step or tensors.keys() == required_tensors(graph, part, prepare.settings).keys():
         return SliceState.restore(graph, part, prepare.settings, device, prepare.state_step, tensors)
     weights = {name.removeprefix("parameter/"): tensor for name, tensor in tensors.items()}
     return SliceState.initial(graph, part, prepare.settings, device, weights)
@@ -171,22 +199,34 @@ def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, 
     return SliceTasks(graph, edges, executor)
 
 
-async def _fetch_tensors(
-    site: _Site, index: int, reader: BlobReader, prepare: Prepare, progressed: Callable[[], None]
+async def _tensors(
+    transport: Transport,
+    owner: PeerId,
+    site: _Site,
+    index: int,
+    prepare: Prepare,
+    here: Mapping[str, Tensor],
+    progressed: Callable[[], None],
 ) -> dict[str, Tensor]:
-    """What the owner has to send: the whole state of a later step, or the first values that follow from no rule."""
-    part, host = site.parts.slices[index], torch.device("cpu")
-    ruled = {f"parameter/{site.graph.parameter(value).name}" for value in part.parameters if site.graph.parameter(value).rule}
-    tensors: dict[str, Tensor] = {}
-    for name, type_ in required_tensors(site.graph, part, prepare.settings).items():
-        if prepare.state_step or (name.startswith("parameter/") and name not in ruled):
-            request = FetchTensor(job=prepare.job, incarnation=prepare.incarnation, step=prepare.state_step, name=name)
-            tensors[name] = from_bytes(await reader.tensor(request, type_.num_bytes), type_, host)
-            progressed()
-    return tensors
+    """The whole state of a slice; before the first step, only what follows from no rule."""
+    part = site.parts.slices[index]
+    required = required_tensors(site.graph, part, prepare.settings)
+    found = {name: here[name] for name in required if name in here}
+    holders = [
+        peer for source in prepare.sources if source.slice == index for peer in source.peers if peer != transport.peer_id
+    ]
+    if not prepare.state_step and len(found) < len(required):
+        unruled = {
+            f"parameter/{site.graph.parameter(value).name}" for value in part.parameters if not site.graph.parameter(value).rule
+        }
+        found, required, holders = {}, {name: required[name] for name in required if name in unruled}, []
+    lineage = Lineage(owner, JobId(prepare.job), prepare.incarnation)
+    wanted = Wanted(lineage, prepare.state_step, [*map(PeerId, holders), owner])
+    missing = {name: type_ for name, type_ in required.items() if name not in found}
+    return found | await fetch_tensors(transport, wanted, missing, progressed)
 
 
-async def _meet(transport: Transport, contacts: Sequence[Contact]) -> None:
+async def meet(transport: Transport, contacts: Sequence[Contact]) -> None:
     """Learn the way to the other peers of the plan. One that cannot be dialled now shows when its lane is opened."""
 
     async def dial(contact: Contact) -> None:

@@ -6,6 +6,7 @@ The event loop only moves payloads; `job.flow` decides what runs next, `peer.tas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fusion_p2p.compress.dense import to_bytes
 from fusion_p2p.errors import SliceFailed, WireError
 from fusion_p2p.execute.compute import ComputeThread
 from fusion_p2p.execute.handover import Handed
-from fusion_p2p.execute.state import SliceState
+from fusion_p2p.execute.state import SliceState, Snapshot
 from fusion_p2p.graph.schema import Graph, TensorType
+from fusion_p2p.graph.slices import Cut
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job import flow as flows
 from fusion_p2p.job.flow import Fate, Flow, Task, TaskKind
@@ -35,8 +36,8 @@ from fusion_p2p.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
-MAX_SNAPSHOTS = 1
-"""The next step is not committed before the owner has collected the last snapshot, so one is enough."""
+SUMS_S = 1.5
+"""What ends a decided step may need sums from others; a halted replica waits this long for them: who sends them may be lost."""
 _TRIGGER_TYPE = TensorType((), "bool", False)
 _URGENCY = [
     TaskKind.BACKWARD,
@@ -60,11 +61,14 @@ class BuiltEpoch:
     owner: PeerId
     graph: Graph
     plan: Plan
+    parts: Cut
     edges: tuple[ReplicaEdges, ...]
     tasks: dict[int, SliceTasks]
     codecs: dict[int, EdgeCodecs]
     settings: TrainingSettings
     state_step: int
+    needed_bytes: int
+    """Of device memory, at most."""
 
     @property
     def peer_of(self) -> dict[int, PeerId]:
@@ -80,6 +84,11 @@ class BuiltEpoch:
     def states(self) -> dict[int, SliceState]:
         """The states of the slices that are executed here, by slice; they change with every update."""
         return {self.edges[number].slice: tasks.state for number, tasks in self.tasks.items()}
+
+    def copied(self, step: int, name: str) -> Tensor | None:
+        """A copy of a tensor of a state that is that of this step now. On the compute thread, which changes states."""
+        copies = (state.copied(name) for state in self.states.values() if state.step == step)
+        return next((copy for copy in copies if copy is not None), None)
 
     def flow(self, number: int) -> Flow:
         """A replica of ours before its first step."""
@@ -109,6 +118,8 @@ class _Tally:
 
 Tell = Callable[[Message, str | None], None]
 """Say something to the owner; with a key it is kept and said again after a reconnect, until the step is decided."""
+Keep = Callable[[BuiltEpoch, int, Snapshot], None]
+"""Keep a copy of the state of this slice."""
 
 
 class _Undecodable(WireError):
@@ -138,8 +149,10 @@ class EpochWork:
         thread: ComputeThread,
         coding: ComputeThread | None,
         tell: Tell,
+        keep: Keep,
     ) -> None:
-        self._built, self._receiver, self._thread, self._tell = built, receiver, thread, tell
+        self._built, self._receiver, self._thread = built, receiver, thread
+        self._tell, self._keep = tell, keep
         self._me = transport.peer_id
         self._credits = edge_credits(built.plan, built.edges)
         self._codecs = planned_codecs(built.plan, built.edges)
@@ -149,11 +162,12 @@ class EpochWork:
         self._mailbox: dict[tuple[Edge, Moment], Future[Handed]] = {}
         self._tallies = {index: _Tally() for index in built.tasks}
         self._decisions: dict[int, Commit | Skip] = {}
-        self._wake = asyncio.Event()
+        self._wake, self._rest = asyncio.Event(), asyncio.Event()
+        self._runs, self._stands = False, False
+        self._halting = asyncio.Lock()
         ours = {edge: credits for edge, credits in self._credits.items() if edge.source in built.tasks}
         self._sender = ValueSender(transport, built.run, ours, self._peer_of, local=self._deliver_soon, lost=self._lost)
         self._traffic = (0, 0)
-        self._snapshots: dict[int, dict[str, Tensor]] = {}
         self.progress = 0
 
     @property
@@ -163,12 +177,53 @@ class EpochWork:
 
     async def run(self) -> None:
         """Compute and send until cancelled, or until a replica cannot go on and the owner was told."""
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._sender.run())
-            working = [group.create_task(self._compute()), group.create_task(self._send_coded())]
-            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-            for task in (sending, *working):
-                task.cancel()
+        self._runs = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._sender.run())
+                working = [group.create_task(self._compute()), group.create_task(self._send_coded())]
+                await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                for task in (sending, *working):
+                    task.cancel()
+        finally:
+            self._runs = False
+            self._rest.set()
+
+    async def halt(self) -> None:
+        """Begin nothing more, let what runs end, apply what was decided, forget the open step: then the states stand still."""
+        async with self._halting:
+            if self._stands:
+                return
+            self._tell_flows(flows.Halt())
+            if self._runs:
+                self._rest.clear()
+                self._wake.set()
+                await self._rest.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SUMS_S):
+                    while self._runs and any(flow.fate is not Fate.OPEN for flow in self._flows.values()):
+                        self._rest.clear()
+                        await self._rest.wait()
+            self._stands = True
+            aborts = [self._thread.submit(tasks.abort_step) for tasks in self._built.tasks.values()]
+            await asyncio.shield(asyncio.gather(*map(asyncio.wrap_future, aborts)))
+
+    def resume(self) -> None:
+        """Go on where `halt` came between two steps; what was halted in the middle of one stays so."""
+        if self._stands and any(flow.forwards for flow in self._flows.values()):
+            return
+        self._stands = False
+        self._tell_flows(flows.Resume())
+        self._wake.set()
+
+    def _tell_flows(self, event: flows.Halt | flows.Resume) -> None:
+        for number, flow in self._flows.items():
+            self._flows[number], _ = flows.step(flow, event)
+
+    @property
+    def halted(self) -> bool:
+        """Whether it has been halted, or is about to be."""
+        return any(flow.halted for flow in self._flows.values())
 
     def expected(self, edge: Edge, moment: Moment, sender: PeerId) -> Expected:
         """Type and codec of the value that this peer sends now. WireError when it may not."""
@@ -201,21 +256,19 @@ class EpochWork:
         self._decisions[decision.step] = decision
         fate = Fate.COMMIT if isinstance(decision, Commit) else Fate.SKIP
         for index, flow in self._flows.items():
+            if self._stands and decision.step >= flow.step:
+                continue  # said again, too late to be applied
             self._flows[index], actions = flows.step(flow, flows.Decided(decision.step, fate))
             for action in actions:
                 if isinstance(action, flows.AnswerApplied):
                     self._say_applied(index, action.step)
         self._wake.set()
 
-    def snapshot_bytes(self, step: int, name: str) -> memoryview | None:
-        """The bytes of a tensor of the state after `step`, if that was kept."""
-        tensor = self._snapshots.get(step, {}).get(name)
-        return None if tensor is None else to_bytes(tensor)
-
     async def _compute(self) -> None:
         while True:
             index = self._most_urgent()
             if index is None:
+                self._rest.set()
                 self._wake.clear()
                 await self._wake.wait()
             elif not await self._run_task(index):
@@ -227,6 +280,7 @@ class EpochWork:
 
     async def _run_task(self, index: int) -> bool:
         """Run the next task of a replica; False when it has failed."""
+        self._rest.clear()
         self._flows[index], actions = flows.step(self._flows[index], flows.Idle())
         task, taken = next((action.task, action.taken) for action in actions if isinstance(action, flows.Run))
         decoding = {edge: self._mailbox.pop((edge, moment)) for edge, moment in taken}
@@ -281,7 +335,8 @@ class EpochWork:
                 self._tell(self._step_report(index, task, outcome), f"report {index}")
             case TaskKind.UPDATE | TaskKind.SKIP:
                 self._coding.forget(index, task.moment.step)
-                self._keep_snapshot(outcome)
+                if outcome.snapshot is not None:
+                    self._keep(self._built, self._built.edges[index].slice, outcome.snapshot)
                 self._tallies[index] = _Tally()
                 self._say_applied(index, task.moment.step)
 
@@ -300,13 +355,6 @@ class EpochWork:
             bytes_sent=now[0] - before[0],
             bytes_received=now[1] - before[1],
         )
-
-    def _keep_snapshot(self, outcome: Outcome) -> None:
-        snapshot = outcome.snapshot
-        if snapshot is not None:
-            self._snapshots.setdefault(snapshot.step, {}).update(snapshot.tensors)
-            for step in sorted(self._snapshots)[:-MAX_SNAPSHOTS]:
-                del self._snapshots[step]
 
     def _say_applied(self, index: int, step: int) -> None:
         self._tell(Applied(epoch=self._built.run.epoch, step=step, replica=index), None)
@@ -336,5 +384,7 @@ class EpochWork:
             self._lost(sender, f"it sent what cannot be read: {error}")
 
     def _lost(self, peer: PeerId, reason: str) -> None:
+        if self.halted:
+            return  # whoever halted this knows
         log.warning("lost neighbour peer=%s reason=%s", peer, reason)
         self._tell(Lost(epoch=self._built.run.epoch, peer=peer, reason=reason[:1000]), f"lost {peer}")

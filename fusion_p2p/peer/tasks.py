@@ -45,6 +45,10 @@ class SliceTasks:
         """The state of the slice, which the next update changes."""
         return self._executor.state
 
+    def abort_step(self) -> None:
+        """Forget the open step; the state is that of the last one that was applied."""
+        self._executor.abort_step()
+
     def perform(self, task: Task, taken: Mapping[Edge, Handed], decision: Commit | Skip | None) -> Outcome:
         """Run one task with the values it took from the mailbox. SliceFailed or WireError when it cannot be done."""
         begun = time.perf_counter()

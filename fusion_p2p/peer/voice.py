@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from fusion_p2p.errors import NetworkError
+from fusion_p2p.ids import PeerId
 from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.wire.messages import Message
 
@@ -13,6 +15,9 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
 SEND_TIMEOUT_S = 10.0
+
+Say = Callable[[PeerId, Message], None]
+"""Say something to an owner; without a stream of it this is lost."""
 
 
 class Voice:
@@ -22,6 +27,8 @@ class Voice:
         self._messages = messages
         self._waiting: asyncio.Queue[Message] = asyncio.Queue(MAX_WAITING)
         self._overflowed = False
+        self.ended = asyncio.Event()
+        """Set when the stream is over."""
 
     def say(self, message: Message) -> None:
         """Say this after what was said before."""

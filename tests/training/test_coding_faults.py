@@ -14,7 +14,7 @@ import pytest
 from fusion_p2p.errors import RunStopped, SliceFailed
 from fusion_p2p.execute.handover import Handed
 from fusion_p2p.net.memory import SimulatedNetwork
-from fusion_p2p.peer import job_service
+from fusion_p2p.peer import engagements
 from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs
 from fusion_p2p.peer.epoch_work import EpochWork
 from fusion_p2p.wire.frames import OWNER, Direction, Edge, Moment
@@ -51,7 +51,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
             await super().run()
             told.ended += 1
 
-    monkeypatch.setattr(job_service, "EpochWork", Watched)
+    monkeypatch.setattr(engagements, "EpochWork", Watched)
     yield told
 
 

@@ -95,3 +95,37 @@ def test_a_decision_repeated_after_it_was_applied_is_answered_again() -> None:
     assert drive(flow, flows.Decided(1, flows.Fate.COMMIT))[1] == [flows.AnswerApplied(1)]
     with pytest.raises(WireError):
         flows.step(flow, flows.Decided(2, flows.Fate.COMMIT))
+
+
+def reported() -> flows.Flow:
+    """A replica that has reported step 1 and knows the feed of step 2."""
+    flow = flows.Flow(FIRST, micro_batches=1, in_flight=1, step=1)
+    arrivals = [
+        flows.Arrived(FEED, Moment(1, 0), 2),
+        flows.Arrived(BACK, Moment(1, 0), 2),
+        flows.Arrived(FEED, Moment(2, 0), 2),
+    ]
+    flow, actions = drive(flow, *arrivals, *[flows.Idle(), flows.Finished()] * 3)
+    assert runs(actions) == ["F0", "B0", "R"]
+    return flow
+
+
+def test_halted_it_begins_nothing_and_resumed_it_goes_on() -> None:
+    flow, actions = drive(flows.Flow(FIRST, 1, 1, step=1), flows.Arrived(FEED, Moment(1, 0), 2), flows.Halt(), flows.Idle())
+    assert runs(actions) == []
+    assert runs(drive(flow, flows.Resume(), flows.Idle())[1]) == ["F0"]
+
+
+@pytest.mark.parametrize(("fate", "task"), [(flows.Fate.COMMIT, "U"), (flows.Fate.SKIP, "K")])
+def test_halted_it_still_applies_what_was_decided_but_not_the_next_step(fate: flows.Fate, task: str) -> None:
+    events = [flows.Decided(1, fate), flows.Idle(), flows.Finished(), flows.Idle()]
+    flow, actions = drive(flows.step(reported(), flows.Halt())[0], *events)
+    assert runs(actions) == [task]
+    assert (flow.step, flow.halted) == (2, True)
+    assert runs(drive(flow, flows.Resume(), flows.Idle())[1]) == ["F0"]
+
+
+def test_halted_after_its_report_it_waits_for_a_decision() -> None:
+    flow, actions = drive(reported(), flows.Halt(), flows.Idle())
+    assert runs(actions) == []
+    assert flow.fate is flows.Fate.OPEN

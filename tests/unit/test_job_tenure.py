@@ -16,6 +16,7 @@ from fusion_p2p.job.tenure import (
     Claim,
     Drop,
     Ended,
+    GoOn,
     Heard,
     Phase,
     SayPrepared,
@@ -62,7 +63,7 @@ def test_a_stranger_cannot_take_over_a_run_whose_job_it_knows() -> None:
 def test_a_newer_epoch_replaces_what_was_promised_and_an_older_one_does_not() -> None:
     state, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM))
     newer, actions = drive(state, Asked(NEXT))
-    assert actions == [Drop(CLAIM, "replaced by a newer epoch"), Build(NEXT)]
+    assert actions == [Drop(CLAIM, "replaced by a newer epoch", keep=True), Build(NEXT)]
     assert isinstance(drive(newer, Asked(CLAIM))[1][0], SayRefused)
 
 
@@ -80,9 +81,9 @@ def test_without_its_successor_an_epoch_runs_as_before() -> None:
     running, _ = drive(Tenure(), Asked(CLAIM), Built(CLAIM), StartAsked(CLAIM))
     preparing, _ = drive(running, Asked(NEXT, beside=True))
     refused, actions = drive(preparing, BuildFailed(NEXT, "too large"))
-    assert (refused, actions) == (running, [SayRefused(NEXT, "too large")])
+    assert (refused, actions) == (running, [SayRefused(NEXT, "too large"), GoOn(CLAIM)])
     aborted, actions = drive(preparing, Built(NEXT), Ended(NEXT, "somebody refused"))
-    assert (aborted, actions[1:]) == (running, [Drop(NEXT, "somebody refused")])
+    assert (aborted, actions[1:]) == (running, [Drop(NEXT, "somebody refused"), GoOn(CLAIM)])
     assert drive(aborted, StartAsked(NEXT))[1] == [SayRefused(NEXT, "this epoch was not prepared here")]
 
 
@@ -91,7 +92,7 @@ def test_the_end_of_a_running_epoch_is_the_end_of_its_successor() -> None:
     assert drive(state, Ended(CLAIM, "stopped")) == (Tenure(), [Drop(CLAIM, "stopped"), Drop(NEXT, "stopped")])
     later = Claim(OWNER, CLAIM.job, 2, 3)
     assert drive(state, Asked(later, beside=True))[1] == [
-        Drop(CLAIM, "replaced by a newer epoch"), Drop(NEXT, "replaced by a newer epoch"), Build(later)
+        Drop(CLAIM, "replaced by a newer epoch", keep=True), Drop(NEXT, "replaced by a newer epoch", keep=True), Build(later)
     ]  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_a_silent_owner_is_given_up_and_a_word_from_it_prolongs() -> None:
     state, _ = drive(state, Heard(OWNER), Heard(OTHER), now=20.0)
     assert drive(state, Tick(), now=20.0 + OWNER_SILENT_S - 1)[1] == []
     state, actions = drive(state, Tick(), now=20.0 + OWNER_SILENT_S)
-    assert [type(action) for action in actions] == [Drop]
+    assert [(type(action), action.keep) for action in actions if isinstance(action, Drop)] == [(Drop, True)]
     assert state.phase is Phase.IDLE
 
 
@@ -142,6 +143,8 @@ class TenureMachine(RuleBasedStateMachine):
                 case Begin(claim):
                     assert claim in self.held & self.built
                     self.running.add(claim)
+                case GoOn(claim):
+                    assert self.running == self.held == {claim}
 
     @rule(claim=claims, beside=booleans())
     def ask(self, claim: Claim, beside: bool) -> None:
