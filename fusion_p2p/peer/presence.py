@@ -9,38 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from fusion_p2p.clock import Clock
-from fusion_p2p.errors import NetworkError, StreamClosed, WireError
+from fusion_p2p.errors import NetworkError, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.peer.presence_messages import Present, reply_arrived, to_token
+from fusion_p2p.peer.presence_messages import Present
+from fusion_p2p.peer.swarm_questions import SwarmQuestions
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
 from fusion_p2p.peer.swarm_view import SwarmView, WorkView
 from fusion_p2p.swarm import election, membership, node
 from fusion_p2p.swarm.announcement import Line, Profile
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
-from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.swarm_messages import (
     SWARM_MESSAGES,
     SWARM_PROTOCOL,
-    BeatReply,
     JobStatus,
     Leave,
     Links,
     NotCoordinator,
     PeerState,
-    Probe,
-    ProbeReply,
     StatusReply,
-    VoteReply,
-    VoteRequest,
 )
 
 logger = logging.getLogger(__name__)
@@ -50,6 +45,10 @@ ALONE_S = 20.0
 """After so long without anybody a peer says what it listens on, what it dialled and what came back."""
 FIRST_LOOKUP_PATIENCE_S = 10.0
 """How long a peer whose directory does not answer holds back from an election it may not be needed in."""
+OBSERVERS = 2
+"""How many others are asked whether they reach a suspect."""
+LOOKED_UP_PER_S = 3.0
+"""Announcements that a peer reads from the directory, on average: some 2 KB/s, however large the swarm."""
 
 
 class Presence:
@@ -72,12 +71,13 @@ class Presence:
         self._random = random.Random(identity.peer_id)
         self._others = Acquaintances(transport, profile.network, clock)
         self._view = SwarmView(identity, clock, profile, work, settings, self._others)
-        self._followed = asyncio.Event()
+        self._beat_now = asyncio.Event()
         self._looked_up = asyncio.Event()
         self._elected_at = 0.0
         self._alone_since: float | None = None
         self._told_alone = False
         self._service = SwarmService(self._view, self._others, self._step, settings)
+        self._questions = SwarmQuestions(self._view, self._others, self._step, settings)
 
     @property
     def me(self) -> PeerId:
@@ -105,6 +105,16 @@ class Presence:
         """The swarm as this peer sees it: complete at the coordinator, hearsay elsewhere."""
         return self._view.snapshot()
 
+    @property
+    def standing(self) -> str:
+        """What the coordinator has for us to do, in words; empty while we work, or nobody has said."""
+        return self._view.standing
+
+    @property
+    def state(self) -> PeerState:
+        """What may be expected of this peer now."""
+        return self._view.state
+
     def set_state(self, state: PeerState) -> None:
         """Pause, drain, or `standby` to go on; announced at once."""
         self._view.state = state
@@ -113,10 +123,15 @@ class Presence:
         """Announce other capabilities from now on."""
         self._view.profile = profile
 
-    def serve_owners(self, registrar: Registrar, jobs: Callable[[], Iterable[JobStatus]]) -> None:
-        """Who answers owners while this peer coordinates, and what it knows of their jobs."""
+    def serve_owners(
+        self,
+        registrar: Registrar,
+        jobs: Callable[[], Iterable[JobStatus]],
+        standings: Callable[[], Mapping[PeerId, str]] = dict,
+    ) -> None:
+        """Who answers owners while this peer coordinates, what it knows of their jobs, and what it has for whom to do."""
         self._service.registrar = registrar
-        self._view.jobs = jobs
+        self._view.jobs, self._view.standings = jobs, standings
 
     def serve_links(self, links: Callable[[], Links]) -> None:
         """What this peer knows of its links, for whoever asks."""
@@ -134,6 +149,10 @@ class Presence:
     def set_line(self, line: Line) -> None:
         """Announce what was measured of our line to the others."""
         self.set_profile(self._view.profile.model_copy(update={"line": line}))
+
+    def set_free_bytes(self, num_bytes: int) -> None:
+        """Announce that so much memory is offered now."""
+        self.set_profile(self._view.profile.model_copy(update={"free_bytes": num_bytes}))
 
     def not_coordinator(self) -> NotCoordinator:
         """Where an owner should go instead."""
@@ -176,7 +195,8 @@ class Presence:
                 self._looked_up.set()
             alone = not self._view.node.membership.members
             self._notice_alone(alone)
-            wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, self._settings.lookup_s)
+            longest_s = max(self._settings.lookup_s, len(self._others.peers) / LOOKED_UP_PER_S)
+            wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, longest_s)
             await asyncio.sleep(wait_s)
 
     def _notice_alone(self, alone: bool) -> None:
@@ -209,18 +229,23 @@ class Presence:
 
     async def _beat_to_coordinator(self) -> None:
         while True:
-            self._followed.clear()
+            self._beat_now.clear()
             began = self._clock.now()
             if self.coordinator is not None and not self.coordinating:
-                await self._beat(self.coordinator.peer)
-            await _either(self._followed, self._settings.beat_s - (self._clock.now() - began))
+                await self._beat_and_doubt(self.coordinator.peer)
+            await _either(self._beat_now, self._settings.beat_s - (self._clock.now() - began))
+
+    async def _beat_and_doubt(self, coordinator: PeerId) -> None:
+        """A coordinator that does not answer and is reached by nobody has gone, however short its silence."""
+        if not await self._questions.beat(coordinator):
+            self._spawn(self._questions.doubt(coordinator, self._observers(coordinator)))
 
     async def _beat_at_random(self) -> None:
         """To members and to announced strangers: how newcomers, and partitions that healed, find the coordinator."""
         await self._looked_up.wait()
         while True:
             for peer in self._choose(self._settings.random_beats):
-                self._spawn(self._beat(peer))
+                self._spawn(self._questions.beat(peer))
             lonely = self.coordinator is None or (self.coordinating and not self._view.node.membership.members)
             await asyncio.sleep(self._settings.beat_s if lonely else self._settings.random_beat_s)
 
@@ -243,65 +268,38 @@ class Presence:
     def _act(self, action: node.Action) -> None:
         match action:
             case election.AskVotes(term, voters):
-                for voter in voters:
-                    self._spawn(self._ask_vote(voter, term))
+                for voter in sorted(voters):
+                    self._spawn(self._questions.ask_vote(voter, term))
             case election.Elected():
                 self._elected_at = self._clock.now()
-                for peer in self._everybody():
-                    self._spawn(self._beat(peer))
+                for peer in sorted(self._everybody()):
+                    self._spawn(self._questions.beat(peer))
             case election.Followed():
-                self._followed.set()
+                self._beat_now.set()
             case membership.Suspected(peer):
-                self._confirm(peer)
+                self._spawn(self._questions.confirm(peer, self._observers(peer)))
             case node.Returned():
                 self._view.changed.set()
+                self._beat_now.set()
             case _:
                 pass
         level = logging.DEBUG if isinstance(action, membership.Ignored | election.AnswerVote) else logging.INFO
         logger.log(level, "swarm %s", action)
 
-    def _confirm(self, suspect: PeerId) -> None:
-        """Ask the suspect, and a second observer."""
-        self._spawn(self._beat(suspect))
-        observers = sorted(self._view.heard_lately(self._settings.suspect_after_s) - {suspect})
-        if observers:
-            self._spawn(self._ask_observer(self._random.choice(observers), suspect))
+    def _observers(self, suspect: PeerId) -> Sequence[PeerId]:
+        heard = sorted(self._view.heard_lately(self._settings.suspect_after_s) - {suspect})
+        return self._random.sample(heard, min(OBSERVERS, len(heard)))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         if self._service.closed:
             work.close()
         else:
             self._group.create_task(work)
 
-    async def _ask(self, peer: PeerId, message: Message, timeout_s: float) -> Message | None:
-        try:
-            return await self._others.ask(peer, message, timeout_s=timeout_s)
-        except (NetworkError, WireError) as error:
-            logger.debug("%s to %s: %s", message.kind, peer, error)
-            return None
-
-    async def _beat(self, peer: PeerId) -> None:
-        beat, number = self._view.make_beat(peer)
-        reply = await self._ask(peer, beat, self._settings.suspect_after_s)
-        if isinstance(reply, BeatReply):
-            self._view.acknowledge(peer, number)
-            self._step(reply_arrived(peer, reply))
-
-    async def _ask_vote(self, voter: PeerId, term: int) -> None:
-        question = VoteRequest(term=term, incarnation=self._view.node.incarnation)
-        reply = await self._ask(voter, question, self._settings.vote_s)
-        if isinstance(reply, VoteReply):
-            self._step(node.VoteReplyArrived(voter, reply.term, reply.granted, to_token(reply.coordinator)))
-
-    async def _ask_observer(self, observer: PeerId, suspect: PeerId) -> None:
-        reply = await self._ask(observer, Probe(peer=suspect), self._settings.confirm_s)
-        if isinstance(reply, ProbeReply) and reply.heard:
-            self._step(node.SuspectAnswered(suspect))
-
     async def _leave(self) -> None:
         """Say goodbye to whoever would otherwise wait for us."""
         incarnation = self._view.node.incarnation
-        await asyncio.gather(*(_say_goodbye(self._transport, peer, incarnation) for peer in _dependants(self._view)))
+        await asyncio.gather(*(_say_goodbye(self._transport, peer, incarnation) for peer in sorted(_dependants(self._view))))
 
 
 def _dependants(view: SwarmView) -> set[PeerId]:

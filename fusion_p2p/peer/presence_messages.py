@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.swarm.announcement import Announcement
 from fusion_p2p.swarm.election import Token
-from fusion_p2p.swarm.membership import Listed, Membership
+from fusion_p2p.swarm.members import Member, Membership
+from fusion_p2p.swarm.membership import Listed, RosterTold
 from fusion_p2p.swarm.node import BeatArrived, ReplyArrived
 from fusion_p2p.wire.swarm_messages import (
-    MAX_MEMBERS_LISTED,
     MAX_PEERS_IN_STATUS,
     Beat,
     BeatReply,
@@ -23,6 +24,11 @@ from fusion_p2p.wire.swarm_messages import (
     PeerStatus,
     StatusReply,
 )
+
+MAX_SAMPLE = 32
+"""Members told to who asks a peer that does not coordinate."""
+MAX_CHANGES = 300
+"""Of the roster, in one reply: 30 KiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,16 @@ class Present:
     """It told us itself a moment ago what it holds; hearsay does not say that."""
 
 
+@dataclass(frozen=True, slots=True)
+class RosterChanges:
+    """What a coordinator tells who beats to it: the changes of its roster after one number, up to another."""
+
+    since: int
+    version: int
+    members: tuple[MemberEntry, ...]
+    gone: tuple[PeerId, ...]
+
+
 def to_token(coordinator: Coordinator | None) -> Token | None:
     return None if coordinator is None else Token(coordinator.term, PeerId(coordinator.peer))
 
@@ -55,22 +71,49 @@ def beat_arrived(peer: PeerId, beat: Beat) -> BeatArrived:
 
 def reply_arrived(peer: PeerId, reply: BeatReply) -> ReplyArrived:
     members = tuple(Listed(PeerId(m.peer), m.incarnation, m.holds, m.heard_ago_s) for m in reply.members)
-    return ReplyArrived(peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members)
+    roster = None
+    if reply.roster:
+        roster = RosterTold(peer, reply.since, reply.roster, members, frozenset(map(PeerId, reply.gone)))
+    return ReplyArrived(peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members, roster)
 
 
-def list_members(membership: Membership, now: float, without: PeerId, heard_lately_s: float) -> tuple[MemberEntry, ...]:
-    """The members heard lately, latest first, as many as a message carries."""
-    latest = sorted(membership.members.items(), key=lambda item: (-item[1].heard_at, item[0]))
-    entries = (
-        MemberEntry(peer=peer, incarnation=m.incarnation, holds=m.holds, heard_ago_s=max(0.0, now - m.heard_at))
-        for peer, m in latest
-        if peer != without and now - m.heard_at <= heard_lately_s
+def sample_of(membership: Membership, now: float, without: PeerId, heard_lately_s: float) -> tuple[MemberEntry, ...]:
+    """The members heard last, as hearsay: few, because everybody tells everybody."""
+    living = ((membership.heard_at(peer), peer) for peer in membership.heard_since(now - heard_lately_s) if peer != without)
+    latest = heapq.nsmallest(MAX_SAMPLE, living, key=lambda item: (-item[0], item[1]))
+    return tuple(_entry(peer, membership.members[peer], now - heard_at) for heard_at, peer in latest)
+
+
+def changes_since(membership: Membership, known: int, now: float, without: PeerId) -> RosterChanges:
+    """What changed on our roster after the number `known`, as much as a message carries; all of it when that is long ago."""
+    since = known if membership.departed_since <= known <= membership.version else 0
+    if since == membership.version:
+        return RosterChanges(since, since, (), ())
+    changes: list[tuple[int, PeerId, Member | None]]
+    changes = [(m.version, peer, m) for peer, m in membership.members.items() if m.version > since]
+    changes += [(version, peer, None) for peer, version in membership.departed.items() if version > since > 0]
+    changes.sort(key=lambda change: change[0])
+    version = membership.version if len(changes) <= MAX_CHANGES else changes[MAX_CHANGES - 1][0]
+    del changes[MAX_CHANGES:]
+    return RosterChanges(
+        since,
+        version,
+        tuple(_entry(peer, m, now - m.heard_at) for _, peer, m in changes if m is not None and peer != without),
+        tuple(peer for _, peer, m in changes if m is None),
     )
-    return tuple(entry for entry, _ in zip(entries, range(MAX_MEMBERS_LISTED), strict=False))
+
+
+def _entry(peer: PeerId, member: Member, heard_ago_s: float) -> MemberEntry:
+    return MemberEntry(peer=peer, incarnation=member.incarnation, holds=member.holds, heard_ago_s=max(0.0, heard_ago_s))
 
 
 def status_reply(
-    asked: PeerId, network: str, coordinator: Token | None, present: Sequence[Present], jobs: Iterable[JobStatus]
+    asked: PeerId,
+    network: str,
+    coordinator: Token | None,
+    present: Sequence[Present],
+    jobs: Iterable[JobStatus],
+    standings: Mapping[PeerId, str],
 ) -> StatusReply:
     """Who is here, bounded."""
     shown = present[:MAX_PEERS_IN_STATUS]
@@ -78,13 +121,13 @@ def status_reply(
         network=network,
         asked=asked,
         coordinator=from_token(coordinator),
-        peers=tuple(_peer_status(peer) for peer in shown),
+        peers=tuple(_peer_status(peer, standings.get(peer.peer, "")) for peer in shown),
         peers_left_out=len(present) - len(shown),
         jobs=tuple(jobs)[:16],
     )
 
 
-def _peer_status(present: Present) -> PeerStatus:
+def _peer_status(present: Present, standing: str) -> PeerStatus:
     announced = present.announcement
     return PeerStatus(
         peer=present.peer,
@@ -99,4 +142,5 @@ def _peer_status(present: Present) -> PeerStatus:
         holding=present.holding,
         progress=present.progress,
         heard_ago_s=max(0.0, present.heard_ago_s),
+        standing=standing,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from fusion_p2p.clock import Clock
@@ -12,7 +12,8 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.identity import Identity, seal
 from fusion_p2p.net.records import RECORD_DOMAIN
-from fusion_p2p.peer.presence_messages import Present, from_token, list_members, status_reply
+from fusion_p2p.peer.presence_messages import Present, RosterChanges, changes_since, from_token, sample_of, status_reply
+from fusion_p2p.swarm import membership
 from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement, fitted
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.node import Action, Event, Node, Tick, begin, step
@@ -53,6 +54,8 @@ class SwarmView:
         self._record_number = 0
         self._acknowledged: dict[PeerId, int] = {}
         self.jobs: Callable[[], Iterable[JobStatus]] = tuple
+        self.standings: Callable[[], Mapping[PeerId, str]] = dict
+        self._told_standing = ""
         self.links: Callable[[], Links] = lambda: Links(entries=(), measuring=False)
         self.changed = asyncio.Event()
         """Set when what we announce is no longer what we are."""
@@ -96,19 +99,21 @@ class SwarmView:
 
     def step(self, event: Event) -> tuple[Action, ...]:
         """Feed the state machine; what to do is returned."""
-        known = {peer: member.incarnation for peer, member in self._node.membership.members.items()}
-        self._node, actions = step(self._node, event, self._clock.now(), self._settings)
-        for peer, member in self._node.membership.members.items():
-            if known.pop(peer, None) != member.incarnation:
-                self._joined_at[peer] = self._clock.now()
-        for gone in known:
-            for memory in (self._last_beats, self._beaten_at, self._joined_at, self._acknowledged):
-                memory.pop(gone, None)
+        now = self._clock.now()
+        self._node, actions = step(self._node, event, now, self._settings)
+        for action in actions:
+            if isinstance(action, membership.Joined):
+                self._joined_at[action.peer] = now
+            elif isinstance(action, membership.Gone):
+                for memory in (self._last_beats, self._beaten_at, self._joined_at, self._acknowledged):
+                    memory.pop(action.peer, None)
         return actions
 
     def tick(self) -> Tick:
         """The event that time passed."""
-        indirect = {peer for peer in self._others.peers if _is_indirect(self._others.announcement(peer))}
+        indirect = set[PeerId]()
+        if self.coordinator is None:  # only candidates compare themselves with others
+            indirect = {peer for peer in self._others.peers if _is_indirect(self._others.announcement(peer))}
         if self._profile.reachability != "direct":
             indirect.add(self.me)
         return Tick(self._work.holding() is not None, frozenset(indirect))
@@ -140,6 +145,7 @@ class SwarmView:
             state=self.state,
             holding=self._work.holding(),
             progress=self._work.progress(),
+            roster=self._node.membership.followed_version(peer),
             record=b"" if known else self._record,
         )
         return beat, self._record_number
@@ -147,6 +153,18 @@ class SwarmView:
     def acknowledge(self, peer: PeerId, number: int) -> None:
         """The peer has read our announcement of this number."""
         self._acknowledged[peer] = number
+
+    def note_standing(self, peer: PeerId, standing: str) -> None:
+        """What a peer has for us to do counts if it coordinates."""
+        if self.coordinator is not None and peer == self.coordinator.peer:
+            self._told_standing = standing
+
+    @property
+    def standing(self) -> str:
+        """What the coordinator has for us to do, in words; empty while we work, or nobody has said."""
+        if self.coordinating:
+            return self.standings().get(self.me, "")
+        return self._told_standing if self.coordinator is not None else ""
 
     def note_beat(self, peer: PeerId, beat: Beat) -> None:
         """Remember what a member said of itself."""
@@ -156,14 +174,24 @@ class SwarmView:
 
     def make_reply(self, peer: PeerId, beat: Beat) -> BeatReply:
         """The answer to a beat, after it was stepped."""
-        lately = self._settings.heard_lately_s
+        now, members = self._clock.now(), self._node.membership
+        if self.coordinating:
+            told = changes_since(members, beat.roster, now, peer)
+        elif self.coordinator is not None and beat.coordinator == from_token(self.coordinator):
+            told = RosterChanges(0, 0, (), ())  # it has the same roster
+        else:
+            told = RosterChanges(0, 0, sample_of(members, now, peer, self._settings.heard_lately_s), ())
         return BeatReply(
             incarnation=self._node.incarnation,
             coordinator=from_token(self.coordinator),
             state=self.state,
             holds=self._work.holding() is not None,
-            over=self._node.membership.superseded_by(peer, beat.incarnation),
-            members=list_members(self._node.membership, self._clock.now(), peer, lately),
+            over=members.superseded_by(peer, beat.incarnation),
+            members=told.members,
+            gone=told.gone,
+            since=told.since,
+            roster=told.version,
+            standing=self.standings().get(peer, "") if self.coordinating else "",
         )
 
     def heard_lately(self, within_s: float) -> frozenset[PeerId]:
@@ -178,7 +206,8 @@ class SwarmView:
     def snapshot(self) -> StatusReply:
         """The swarm as this peer sees it: complete at the coordinator, hearsay elsewhere."""
         jobs = self.jobs() if self.coordinating else ()
-        return status_reply(self.me, self._profile.network, self.coordinator, self.members(), jobs)
+        standings = self.standings() if self.coordinating else {}
+        return status_reply(self.me, self._profile.network, self.coordinator, self.members(), jobs, standings)
 
     def _myself(self) -> Present:
         return Present(
@@ -193,14 +222,14 @@ class SwarmView:
         )
 
     def _present(self, peer: PeerId) -> Present:
-        member, beat, now = self._node.membership.members[peer], self._last_beats.get(peer), self._clock.now()
+        beat, now = self._last_beats.get(peer), self._clock.now()
         return Present(
             peer=peer,
             announcement=self._others.announcement(peer),
             state=beat.state if beat else "standby",
             holding=beat.holding if beat else None,
             progress=beat.progress if beat else 0,
-            heard_ago_s=now - member.heard_at,
+            heard_ago_s=now - self._node.membership.heard_at(peer),
             joined_at=self._joined_at.get(peer, now),
             reported=now - self._beaten_at.get(peer, -math.inf) <= self._settings.suspect_after_s,
         )

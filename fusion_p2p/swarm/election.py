@@ -95,7 +95,7 @@ class ToldOfCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorGone:
-    """That peer left, or says that it does not coordinate."""
+    """That peer left, says that it does not coordinate, or is reached by nobody."""
 
     peer: PeerId
 
@@ -229,7 +229,7 @@ def _follow(state: Election, token: Token) -> Step:
 def _gone(state: Election, peer: PeerId, now: float, settings: SwarmSettings) -> Step:
     if state.coordinator is None or state.coordinator.peer != peer or state.coordinating:
         return state, ()
-    return _lose(state, "it left or does not coordinate any more", now, settings)
+    return _lose(state, "it left, does not coordinate any more, or nobody reaches it", now, settings)
 
 
 def _lose(state: Election, reason: str, now: float, settings: SwarmSettings) -> Step:

@@ -1,58 +1,27 @@
-"""Who is here: incarnations, beats, suspicion confirmed by a second observer, eviction and leave (after SWIM and Lifeguard).
+"""Who is here: incarnations, beats, suspicion confirmed by other observers, eviction and leave (after SWIM and Lifeguard).
 
 Every peer keeps a membership. The coordinator's is first-hand (all beat to it) and it alone suspects and evicts; the others
-learn from its replies and forget whom nobody heard lately. An incarnation that was evicted or left never comes back; a peer
-that learns of its eviction returns with a higher one. An observer that was itself late does not accuse anybody of silence.
+follow its roster, of which its replies tell them the changes, and forget whom nobody heard lately. An incarnation that was
+evicted or left never comes back; a peer that learns of its eviction returns with a higher one.
+
+How long a peer may be silent follows from the gaps between its beats. An observer that was late itself accuses nobody, and one
+whose suspicions turned out to be wrong is slower to suspect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from fusion_p2p.ids import PeerId
+from fusion_p2p.swarm.members import DOUBT_S, Following, Member, Membership
 from fusion_p2p.swarm.settings import SwarmSettings
 
 MAX_MEMBERS = 4096
 MAX_GONE = 4096
-"""Evicted incarnations remembered; the oldest are forgotten first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A peer that is here: in which incarnation, when it was last heard, and since when it is suspected."""
-
-    incarnation: int
-    heard_at: float
-    holds: bool
-    sequence: int = 0
-    suspected_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """State: the living, the highest incarnation of those that are gone, and whether all beat to us."""
-
-    members: Mapping[PeerId, Member] = field(default_factory=dict)
-    gone: Mapping[PeerId, int] = field(default_factory=dict)
-    ticked_at: float | None = None
-    observing: bool = False
-
-    def heard_since(self, earliest: float) -> frozenset[PeerId]:
-        """Peers heard at `earliest` or later."""
-        return frozenset(peer for peer, member in self.members.items() if member.heard_at >= earliest)
-
-    def is_gone(self, peer: PeerId, incarnation: int) -> bool:
-        """Whether this incarnation was evicted or has left."""
-        return incarnation <= self.gone.get(peer, -1)
-
-    def superseded_by(self, peer: PeerId, incarnation: int) -> int | None:
-        """The incarnation that a peer has to exceed to be heard; None when this one is heard."""
-        if self.is_gone(peer, incarnation):
-            return self.gone[peer]
-        known = self.members.get(peer)
-        return known.incarnation if known is not None and incarnation < known.incarnation else None
+"""Evicted incarnations remembered, and departures told to those who follow the roster; the oldest are forgotten first."""
+MAX_DOUBT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +45,26 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class RosterTold:
+    """The coordinator told what changed on its roster after `since`, up to `version`; since 0: all that is on it."""
+
+    source: PeerId
+    since: int
+    version: int
+    members: tuple[Listed, ...]
+    gone: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A second observer, or a question of our own, reached the suspect."""
+    """Another observer reached the suspect."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Neither a question of our own nor any of the observers that answered reached the suspect."""
 
     peer: PeerId
 
@@ -97,7 +84,7 @@ class Tick:
     observing: bool
 
 
-Event = Heard | Listed | Confirmed | Left | Tick
+Event = Heard | Listed | RosterTold | Confirmed | Denied | Left | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +94,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """Ask this peer directly and through a second observer."""
+    """Ask this peer directly and through other observers."""
 
     peer: PeerId
 
@@ -134,11 +121,15 @@ def step(state: Membership, event: Event, now: float, settings: SwarmSettings) -
     """The next state, and what the runner has to do or log."""
     match event:
         case Heard():
-            return _heard(state, event, now)
+            return _heard(state, event, now, settings)
         case Listed():
             return _listed(state, event, now, settings)
+        case RosterTold():
+            return _roster(state, event, now, settings)
         case Confirmed(peer):
             return _confirmed(state, peer, now)
+        case Denied(peer):
+            return _denied(state, peer, now)
         case Left(peer, incarnation):
             return _left(state, peer, incarnation)
         case Tick(observing):
@@ -147,16 +138,36 @@ def step(state: Membership, event: Event, now: float, settings: SwarmSettings) -
             assert_never(event)
 
 
-def _heard(state: Membership, event: Heard, now: float) -> Step:
+def _heard(state: Membership, event: Heard, now: float, settings: SwarmSettings) -> Step:
     known = state.members.get(event.peer)
     reason = _why_ignored(state, event.peer, event.incarnation)
-    if reason is None and known and event.sequence is not None and known.incarnation == event.incarnation:
+    if known is not None and known.incarnation != event.incarnation:
+        known = None
+    if reason is None and known and event.sequence is not None:
         reason = "a later beat came first" if event.sequence <= known.sequence else None
     if reason is not None:
         return state, (Ignored(event.peer, reason),)
-    sequence = event.sequence if event.sequence is not None else known.sequence if known else 0
-    member = Member(event.incarnation, now, event.holds, sequence)
-    return _with_member(state, event.peer, member)
+    if known is None:
+        known = Member(event.incarnation, now, event.holds)
+    heard = replace(known, heard_at=now, holds=event.holds, suspected_at=None)
+    if event.sequence is not None:
+        heard = _beaten(heard, event.sequence, now, settings)
+    return _with_member(_doubting(state, known, now), event.peer, heard)
+
+
+def _beaten(member: Member, sequence: int, now: float, settings: SwarmSettings) -> Member:
+    """The member after a beat: the gap before it counts, but one outage is not taken for the rule."""
+    if member.beaten_at is None:
+        return replace(member, sequence=sequence, beaten_at=now, gap_s=settings.beat_s)
+    gap_s = min(now - member.beaten_at, 2 * settings.suspect_after_s)
+    error_s = gap_s - member.gap_s
+    return replace(
+        member,
+        sequence=sequence,
+        beaten_at=now,
+        gap_s=member.gap_s + error_s / 8,
+        gap_deviation_s=member.gap_deviation_s + (abs(error_s) - member.gap_deviation_s) / 4,
+    )
 
 
 def _listed(state: Membership, event: Listed, now: float, settings: SwarmSettings) -> Step:
@@ -174,6 +185,32 @@ def _listed(state: Membership, event: Listed, now: float, settings: SwarmSetting
     return _with_member(state, event.peer, Member(event.incarnation, heard_at, event.holds, sequence))
 
 
+def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSettings) -> Step:
+    actions: list[Action] = []
+    told = frozenset(listed.peer for listed in event.members)
+    if not state.observing and told & state.gone.keys():
+        # Whom we saw go on our side of a partition, the coordinator hears now.
+        state = replace(state, gone={peer: gone for peer, gone in state.gone.items() if peer not in told})
+    for listed in event.members:
+        state, more = _listed(state, listed, now, settings)
+        actions += more
+    if state.observing:
+        return state, tuple(actions)
+    before = state.following
+    if event.since == 0:
+        peers = frozenset[PeerId]()
+    elif before is not None and (before.source, before.version) == (event.source, event.since):
+        peers = before.peers
+    else:
+        return state, tuple(actions)
+    peers = (peers - event.gone) | told
+    state = replace(state, following=Following(event.source, event.version, peers, now))
+    # Whom we hear ourselves the coordinator has not reached for reasons of its own.
+    heard = now - settings.suspect_after_s
+    lost = sorted(peer for peer in event.gone & state.members.keys() if state.members[peer].heard_at < heard)
+    return _dropped(state, lost), (*actions, *(Gone(peer, "gone, says the coordinator") for peer in lost))
+
+
 def _why_ignored(state: Membership, peer: PeerId, incarnation: int) -> str | None:
     known = state.members.get(peer)
     if state.is_gone(peer, incarnation):
@@ -188,14 +225,39 @@ def _why_ignored(state: Membership, peer: PeerId, incarnation: int) -> str | Non
 def _with_member(state: Membership, peer: PeerId, member: Member) -> Step:
     known = state.members.get(peer)
     new = known is None or known.incarnation != member.incarnation
-    return replace(state, members={**state.members, peer: member}), ((Joined(peer),) if new else ())
+    if known is None or new or known.holds != member.holds:
+        state = replace(state, version=state.version + 1)
+        member = replace(member, version=state.version)
+    else:
+        member = replace(member, version=known.version)
+    departed = state.departed
+    if peer in departed:
+        departed = {other: version for other, version in departed.items() if other != peer}
+    return replace(state, members={**state.members, peer: member}, departed=departed), ((Joined(peer),) if new else ())
 
 
 def _confirmed(state: Membership, peer: PeerId, now: float) -> Step:
     known = state.members.get(peer)
     if known is None:
         return state, (Ignored(peer, "confirmed too late"),)
+    state = _doubting(state, known, now)
     return replace(state, members={**state.members, peer: replace(known, heard_at=now, suspected_at=None)}), ()
+
+
+def _doubting(state: Membership, alive: Member, now: float) -> Membership:
+    """The state after this member was found to be alive: who suspected it has reason to doubt itself."""
+    if alive.suspected_at is None:
+        return state
+    doubt = state.doubt if now - state.doubted_at < DOUBT_S else 0
+    return replace(state, doubt=min(doubt + 1, MAX_DOUBT), doubted_at=now)
+
+
+def _denied(state: Membership, peer: PeerId, now: float) -> Step:
+    known = state.members.get(peer)
+    if known is None or known.suspected_at is None:
+        return state, (Ignored(peer, "it is not suspected any more"),)
+    reason = f"not heard for {now - known.heard_at:.1f} s, and nobody reaches it"
+    return _without(state, peer, known.incarnation), (Gone(peer, reason),)
 
 
 def _left(state: Membership, peer: PeerId, incarnation: int) -> Step:
@@ -206,24 +268,38 @@ def _left(state: Membership, peer: PeerId, incarnation: int) -> Step:
 
 
 def _without(state: Membership, peer: PeerId, incarnation: int) -> Membership:
-    members = {other: member for other, member in state.members.items() if other != peer}
+    """The state in which this incarnation is gone for good."""
     gone = {**state.gone, peer: max(incarnation, state.gone.get(peer, -1))}
     while len(gone) > MAX_GONE:
         gone.pop(next(iter(gone)))
-    return replace(state, members=members, gone=gone)
+    return _dropped(replace(state, gone=gone), [peer])
+
+
+def _dropped(state: Membership, peers: Iterable[PeerId]) -> Membership:
+    """The state without these members, and with their departure on the roster."""
+    dropped = dict.fromkeys(peer for peer in peers if peer in state.members)
+    if not dropped:
+        return state
+    since, version = state.departed_since, state.version + len(dropped)
+    departed = {**state.departed, **{peer: state.version + place for place, peer in enumerate(dropped, 1)}}
+    while len(departed) > MAX_GONE:
+        since = departed.pop(next(iter(departed)))
+    members = {peer: member for peer, member in state.members.items() if peer not in dropped}
+    return replace(state, members=members, version=version, departed=departed, departed_since=since)
 
 
 def _tick(state: Membership, observing: bool, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
-    state = replace(state, ticked_at=now, observing=observing)
-    if late:
-        # We slept, so their beats may lie unread: everybody gets one more suspect time before being accused.
+    begins = observing and not state.observing
+    state = replace(state, ticked_at=now, observing=observing, following=None if observing else state.following)
+    if late or begins:
+        # We slept, so their beats may lie unread; or they have not begun to beat to us. Either way nobody is accused yet.
         return replace(state, members={peer: _excused(member, now) for peer, member in state.members.items()}), ()
     return _accuse(state, now, settings) if observing else _forget(state, now, settings)
 
 
 def _excused(member: Member, now: float) -> Member:
-    return replace(member, heard_at=now, suspected_at=None)
+    return replace(member, heard_at=now, suspected_at=None, beaten_at=None)
 
 
 def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
@@ -231,7 +307,9 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
     actions: list[Action] = []
     for peer, member in tuple(state.members.items()):
         silent_s = now - member.heard_at
-        if member.suspected_at is None and silent_s > settings.suspect_after_s:
+        if silent_s <= settings.suspect_after_s:
+            continue
+        if member.suspected_at is None and silent_s > state.patience_s(member, now, settings):
             state = replace(state, members={**state.members, peer: replace(member, suspected_at=now)})
             actions.append(Suspected(peer))
         elif member.suspected_at is not None and now - member.suspected_at > settings.confirm_s:
@@ -241,7 +319,7 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
 
 
 def _forget(state: Membership, now: float, settings: SwarmSettings) -> Step:
-    living = state.heard_since(now - settings.heard_lately_s)
-    lost = [peer for peer in state.members if peer not in living]
-    members = {peer: member for peer, member in state.members.items() if peer in living}
-    return replace(state, members=members), tuple(Gone(peer, "not heard lately by anybody") for peer in lost)
+    earliest, following = now - settings.heard_lately_s, state.following
+    listed = following.peers if following is not None and following.heard_at >= earliest else frozenset[PeerId]()
+    lost = [peer for peer, member in state.members.items() if member.heard_at < earliest and peer not in listed]
+    return _dropped(state, lost), tuple(Gone(peer, "not heard lately by anybody") for peer in lost)

@@ -12,7 +12,8 @@ from typing import assert_never
 from fusion_p2p.ids import PeerId
 from fusion_p2p.swarm import election, membership
 from fusion_p2p.swarm.election import Election, Token
-from fusion_p2p.swarm.membership import Listed, Membership
+from fusion_p2p.swarm.members import Membership
+from fusion_p2p.swarm.membership import Listed, RosterTold
 from fusion_p2p.swarm.settings import SwarmSettings
 
 MAX_INCARNATION = 1 << 52
@@ -34,7 +35,8 @@ class Node:
 
 def begin(me: PeerId, incarnation: int, now: float, settings: SwarmSettings) -> Node:
     """A peer that has just started and knows nobody."""
-    return Node(incarnation, election.begin(me, now, settings))
+    # Numbers of the roster begin beyond all that an earlier process of this peer gave.
+    return Node(incarnation, election.begin(me, now, settings), Membership(version=incarnation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class ReplyArrived:
     over: int | None
     """The incarnation of ours up to which all are over for that peer."""
     members: tuple[Listed, ...]
+    roster: RosterTold | None = None
+    """What changed on the roster of a coordinator; None from who is none, whose `members` are a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,20 @@ class SuspectAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectDenied:
+    """Nobody that we asked reaches it, nor do we."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorDenied:
+    """It did not answer us, and nobody that we asked reaches it."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveArrived:
     peer: PeerId
     incarnation: int
@@ -89,7 +107,17 @@ class Tick:
     indirect: frozenset[PeerId]
 
 
-Event = BeatArrived | ReplyArrived | VoteRequestArrived | VoteReplyArrived | SuspectAnswered | LeaveArrived | Tick
+Event = (
+    BeatArrived
+    | ReplyArrived
+    | VoteRequestArrived
+    | VoteReplyArrived
+    | SuspectAnswered
+    | SuspectDenied
+    | CoordinatorDenied
+    | LeaveArrived
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +145,10 @@ def step(state: Node, event: Event, now: float, settings: SwarmSettings) -> Step
             return _run(state, _vote_reply(event), now, settings)
         case SuspectAnswered(peer):
             return _run(state, [membership.Confirmed(peer)], now, settings)
+        case SuspectDenied(peer):
+            return _run(state, [membership.Denied(peer)], now, settings)
+        case CoordinatorDenied(peer):
+            return _run(state, [election.CoordinatorGone(peer)], now, settings)
         case LeaveArrived(peer, incarnation):
             return _run(state, [membership.Left(peer, incarnation), election.CoordinatorGone(peer)], now, settings)
         case Tick():
@@ -158,9 +190,12 @@ def _reply(state: Node, event: ReplyArrived, now: float, settings: SwarmSettings
         state = replace(state, incarnation=event.over + 1)
         returned = (Returned(state.incarnation),)
     heard = membership.Heard(event.peer, event.incarnation, event.holds)
-    listed = [member for member in event.members if member.peer != state.me]
-    state, actions = _run(state, [heard, *listed, *_claims(state, event.peer, event.coordinator)], now, settings)
-    return state, returned + actions
+    state, actions = _run(state, [heard, *_claims(state, event.peer, event.coordinator)], now, settings)
+    listed = tuple(member for member in event.members if member.peer != state.me)
+    followed = state.election.coordinator is not None and state.election.coordinator.peer == event.peer
+    told = [replace(event.roster, members=listed)] if event.roster is not None and followed else listed
+    state, more = _run(state, told, now, settings)
+    return state, returned + actions + more
 
 
 def _vote_reply(event: VoteReplyArrived) -> list[_Inner]:
@@ -174,8 +209,12 @@ def _vote_reply(event: VoteReplyArrived) -> list[_Inner]:
 
 def _tick(state: Node, event: Tick, now: float, settings: SwarmSettings) -> Step:
     state, actions = _run(state, [membership.Tick(state.election.coordinating)], now, settings)
-    others = state.membership.heard_since(now - settings.heard_lately_s)
-    state, more = _run(state, [election.Tick(others, candidate_rank(state, event))], now, settings)
+    if state.election.coordinator is not None:
+        # Nobody stands for election, so who may vote and our place among the candidates need not be found out.
+        others, rank = frozenset[PeerId](), 0
+    else:
+        others, rank = state.membership.heard_since(now - settings.heard_lately_s), candidate_rank(state, event)
+    state, more = _run(state, [election.Tick(others, rank)], now, settings)
     return state, actions + more
 
 

@@ -60,12 +60,14 @@ class Beat(Message):
     holding: Holding | None
     progress: Count
     """Tasks done so far."""
+    roster: Count = 0
+    """Up to which number the sender knows the changes of the receiver's roster; 0: not at all."""
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""
     """The sender's sealed announcement, when the receiver has not acknowledged the newest one; otherwise empty."""
 
 
 class MemberEntry(Record):
-    """A peer that the sender knows of, and when it was last heard."""
+    """A peer that the sender knows of, and how long ago it was last heard."""
 
     peer: PeerName
     incarnation: Count
@@ -82,6 +84,13 @@ class BeatReply(Message):
     over: Count | None
     """The asker's incarnation is over, and so are all up to this one: it comes back with a higher one."""
     members: Annotated[tuple[MemberEntry, ...], Field(max_length=MAX_MEMBERS_LISTED)]
+    """From a coordinator: what changed on its roster after the number `since`; from others those heard last."""
+    gone: Annotated[tuple[PeerName, ...], Field(max_length=MAX_MEMBERS_LISTED)] = ()
+    """Who went from the roster meanwhile."""
+    since: Count = 0
+    """As the asker knows it; 0: the roster is told from its beginning."""
+    roster: Count = 0
+    """Up to which number changes are told now; 0: the sender has no roster, as it does not coordinate."""
     standing: Text = ""
     """What the coordinator has for the asker to do, in words for its volunteer; empty from who does not coordinate."""
 

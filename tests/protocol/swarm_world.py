@@ -138,6 +138,10 @@ class World:
         """Agreed, and the coordinator hears exactly the living."""
         return self.agreed() and {peer.peer for peer in self.coordinators()[0].members()} == set(self.presences)
 
+    def known_to_all(self) -> bool:
+        """Complete, and everybody believes in exactly the living."""
+        return self.agreed() and all({p.peer for p in one.members()} == set(self.presences) for one in self.presences.values())
+
     @property
     def leader(self) -> Presence:
         (leader,) = self.coordinators()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
 
 from fusion_p2p.ids import PeerId
+from fusion_p2p.peer.presence_messages import MAX_CHANGES, RosterChanges, changes_since
+from fusion_p2p.swarm.members import DOUBT_S, MAX_PATIENCE, Membership
 from fusion_p2p.swarm.membership import (
     MAX_GONE,
     Action,
     Confirmed,
+    Denied,
     Event,
     Gone,
     Heard,
@@ -18,7 +22,7 @@ from fusion_p2p.swarm.membership import (
     Joined,
     Left,
     Listed,
-    Membership,
+    RosterTold,
     Suspected,
     Tick,
     step,
@@ -134,3 +138,102 @@ def test_an_observer_does_not_believe_hearsay_about_those_it_observes() -> None:
     state, actions = play([(0.0, beat()), *ticks(0, 4), (4.5, Listed(A, 1, False, 0.0)), *ticks(5, 8)])
     assert state.members == {}
     assert Ignored(A, "observed ourselves") in actions
+
+
+def test_a_suspect_that_nobody_reaches_is_evicted_at_once() -> None:
+    state, actions = play([(0.0, beat()), *ticks(0, 4), (4.1, Denied(A))])
+    assert actions[-1] == Gone(A, "not heard for 4.1 s, and nobody reaches it")
+    assert state.is_gone(A, 1)
+
+
+def test_who_was_heard_meanwhile_cannot_be_denied() -> None:
+    state, actions = play([(0.0, beat()), *ticks(0, 4), (4.1, beat(sequence=2)), (4.2, Denied(A)), (4.3, Denied(B))])
+    assert A in state.members
+    assert actions[-2:] == [Ignored(A, "it is not suspected any more"), Ignored(B, "it is not suspected any more")]
+
+
+def _suspected_after(gaps: list[float], wrong: int = 0) -> float:
+    """How long after the last beat a peer is suspected whose beats came with these gaps, by an observer so often wrong."""
+    now, events = 0.0, [(0.0, WATCHING)]
+    for sequence, gap in enumerate(gaps, start=1):
+        now += gap
+        events += [(now, WATCHING), (now, beat(sequence=sequence))]
+    state, _ = play(events)
+    state = replace(state, doubt=wrong, doubted_at=now)
+    for tenth in range(1, 200):
+        state, actions = play([(now + tenth / 10, WATCHING)], state)
+        if Suspected(A) in actions:
+            return tenth / 10
+    raise AssertionError("never suspected")
+
+
+def test_patience_follows_the_beats_and_the_observer_doubts_itself() -> None:
+    steady, wavering = [1.0] * 20, [0.3, 1.4] * 10
+    assert _suspected_after(steady) == pytest.approx(WAN.suspect_after_s, abs=0.2)
+    assert WAN.suspect_after_s + 0.5 < _suspected_after(wavering) < 2 * WAN.suspect_after_s
+    assert _suspected_after(steady, wrong=1) == pytest.approx(1.5 * WAN.suspect_after_s, abs=0.2)
+    assert _suspected_after(wavering, wrong=2) <= MAX_PATIENCE * WAN.suspect_after_s + 0.1
+    assert _suspected_after([*steady, 12.0, 1.0, 1.0]) < MAX_PATIENCE * WAN.suspect_after_s, "one outage is not the rule"
+
+
+def test_a_wrong_suspicion_is_remembered_for_a_minute() -> None:
+    state, _ = play([(0.0, beat()), *ticks(0, 4), (4.5, Confirmed(A)), *ticks(5, 6)])
+    assert state.doubt == 1
+    assert state.patience_s(state.members[A], 6.0, WAN) > WAN.suspect_after_s
+    assert state.patience_s(state.members[A], 6.0 + DOUBT_S, WAN) == WAN.suspect_after_s
+
+
+def test_who_begins_to_coordinate_accuses_nobody_of_silence_before() -> None:
+    _, actions = play([(0.0, beat()), (10.0, NOT_WATCHING), (10.25, WATCHING), (10.5, WATCHING), (11.0, WATCHING)])
+    assert actions == [Joined(A)]
+
+
+C = PeerId("c")
+
+
+def told(since: int, version: int, *peers: PeerId, gone: frozenset[PeerId] = frozenset(), incarnation: int = 1) -> RosterTold:
+    return RosterTold(C, since, version, tuple(Listed(peer, incarnation, False, 0.0) for peer in peers), gone)
+
+
+def test_a_roster_keeps_its_peers_alive_without_naming_them_again() -> None:
+    state, _ = play([(0.0, NOT_WATCHING), (0.0, told(0, 7, A, B))])
+    assert state.followed_version(C) == 7
+    for second in range(1, 40):
+        state, actions = play([(float(second), told(7, 7)), (float(second), NOT_WATCHING)], state)
+        assert actions == []
+    assert state.heard_since(39.0) == {A, B}
+    state, actions = play([(40.0, told(7, 8, gone=frozenset({A})))], state)
+    assert actions == [Gone(A, "gone, says the coordinator")]
+    state, actions = play(ticks(40, 56, NOT_WATCHING), state)
+    assert actions == [Gone(B, "not heard lately by anybody")]
+
+
+def test_changes_of_a_roster_that_we_do_not_know_wait_for_the_whole() -> None:
+    state, _ = play([(0.0, told(3, 7, A)), (0.5, told(0, 7, A, B)), (0.6, told(5, 9, gone=frozenset({A})))])
+    assert state.followed_version(C) == 7
+    assert set(state.members) == {A, B}
+
+
+def test_the_coordinator_brings_back_whom_we_saw_go() -> None:
+    state, _ = play([(0.0, beat()), (1.0, Left(A, 1)), (2.0, Listed(A, 1, False, 0.0))])
+    assert A not in state.members
+    state, actions = play([(3.0, told(0, 7, A))], state)
+    assert actions == [Joined(A)]
+    assert not state.is_gone(A, 1)
+
+
+def test_a_roster_tells_its_changes_in_order_and_in_pieces() -> None:
+    many = [PeerId(f"p{number:04}") for number in range(MAX_CHANGES + 50)]
+    state, _ = play([(0.0, beat(peer)) for peer in many])
+    state, _ = play([(1.0, Left(many[3], 1)), (1.0, Left(many[-1], 1))], state)
+    known, roster = 0, set[PeerId]()
+    for _ in range(2):
+        told_now = changes_since(state, known, 2.0, without=many[0])
+        assert told_now.since == known
+        assert len(told_now.members) + len(told_now.gone) <= MAX_CHANGES
+        roster = (roster - set(told_now.gone)) | {PeerId(entry.peer) for entry in told_now.members}
+        known = told_now.version
+    assert known == state.version
+    assert roster == set(state.members) - {many[0]}
+    assert changes_since(state, known, 2.0, without=many[0]) == RosterChanges(known, known, (), ())
+    assert changes_since(state, known + 5, 2.0, without=many[0]).since == 0, "numbers of another life start anew"
