@@ -22,7 +22,7 @@ from fusion_p2p.wire.job_messages import Contact
 from tests.swarm_in_memory import Volunteer, run_config
 from tests.training.test_recovery import ADAM, World, assert_same_bits, starts, undisturbed, world
 
-SETTINGS: dict[str, Any] = ADAM | {"steps": 40, "checkpoint_every": 100}
+SETTINGS: dict[str, Any] = ADAM | {"steps": 16, "checkpoint_every": 100}
 
 
 @dataclass
