@@ -36,8 +36,9 @@ from fusion_p2p.wire.swarm_messages import Current, Register
 REMEMBERED = 4
 """Graphs, plans, and answers that are remembered, of each so many."""
 FETCH_S = 60.0
-AGAIN_S = 30.0
-"""Something better is not looked for again so soon among the same peers, however much their links change."""
+AGAIN_S, SHARE = 30.0, 0.05
+"""Something better is not looked for again so soon among the same peers, however much their links change; and where looking
+takes long so much later that it takes no more than this share of a peer's time."""
 T = TypeVar("T")
 
 
@@ -83,11 +84,11 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """For which plan and network nothing better was found, when, and why."""
+    """For which plan and network nothing better was found, why, and until when that is not doubted."""
 
     plan: str
     network: Network
-    at: float
+    until: float
     keep: Keep
 
 
@@ -118,6 +119,7 @@ class Planner:
             encoded_plan = b""
             if current is not None and running is None:
                 encoded_plan = await self._fetch(told.owner, current.plan, MAX_PLAN_BYTES)
+            began = self._clock.now()
             computed = await self._in_thread(
                 lambda: _compute(register, told, checked or _check(encoded), running, encoded_plan)
             )
@@ -125,7 +127,7 @@ class Planner:
             return NotNow(f"the coordinator cannot fetch the graph: {error}")
         except (GraphError, WireError) as error:
             return NoPlan(f"the coordinator refuses the graph: {error}")
-        self._remember(register, computed)
+        self._remember(register, computed, self._clock.now() - began)
         return computed.made
 
     def _same_answer(self, register: Register, told: Told) -> Keep | None:
@@ -136,10 +138,10 @@ class Planner:
         same = register.current.plan.digest == last.plan and tuple(peer.peer for peer in told.peers) == last.network.peers
         if not same:
             return None
-        soon = self._clock.now() - last.at < AGAIN_S
+        soon = self._clock.now() < last.until
         return last.keep if soon or about_equal(told.network(), last.network) else None
 
-    def _remember(self, register: Register, computed: Computed) -> None:
+    def _remember(self, register: Register, computed: Computed, took_s: float) -> None:
         _keep(self._checked, register.graph.digest, computed.checked)
         if computed.proposed is not None:
             _keep(self._running, *computed.proposed)
@@ -147,7 +149,8 @@ class Planner:
         if current is not None and computed.running is not None:
             _keep(self._running, current.plan.digest, computed.running)
             if isinstance(computed.made, Keep):
-                answered = _Answered(current.plan.digest, computed.network, self._clock.now(), computed.made)
+                until = self._clock.now() + max(AGAIN_S, took_s / SHARE)
+                answered = _Answered(current.plan.digest, computed.network, until, computed.made)
                 _keep(self._answered, register.job, answered)
 
     async def _fetch(self, owner: PeerId, content: Content, most: int) -> bytes:

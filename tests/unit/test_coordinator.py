@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusion_p2p.ids import JobId, PeerId
 from fusion_p2p.swarm.coordinator import (
@@ -264,3 +266,51 @@ def test_with_fewer_peers_than_wanted_a_plan_that_was_mended_stays_as_it_is() ->
     """Else the cut would be another one, and another one again when they are back."""
     _, (action,) = play((0.0, improving(peers=3)), (0.0, look(seat(A, holds=ONE), seat(B), seat(C, holds=TWO))))
     assert action == Stay(ONE, "3 peers wanted: 2 peers free or its own")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_peer_is_ever_planned_for_two_jobs_at_once(data: st.DataObject) -> None:
+    state, now = Jobs(), 0.0
+    peers, names = (A, B, C, D), (ONE, TWO, JobId("33" * 16))
+    holds: dict[PeerId, JobId | None] = dict.fromkeys(peers)
+    promised: dict[JobId, tuple[frozenset[PeerId], float]] = {}
+    for _ in range(data.draw(st.integers(1, 25))):
+        now += data.draw(st.sampled_from([0.0, 0.5, 6.0, 40.0]))
+        job = data.draw(st.sampled_from(names))
+        kind = data.draw(st.sampled_from(["register", "look", "look", "plan", "fail", "same", "gone", "hold", "free"]))
+        event: Event
+        match kind:
+            case "hold" if job in promised:
+                for peer in promised[job][0]:
+                    holds[peer] = job
+                continue
+            case "free":
+                holds = {peer: None if held == job else held for peer, held in holds.items()}
+                continue
+            case "register":
+                purpose = data.draw(st.sampled_from(["begin", "mend", "improve"]))
+                without = frozenset(data.draw(st.sets(st.sampled_from(peers))))
+                event = Registered(Wish(job, OWNER, 1, data.draw(st.sampled_from([None, 1, 2])), purpose, without))
+                promised.pop(job, None) if purpose != "improve" else None
+            case "plan" if job in state.jobs and (chosen := state.jobs[job].trying or state.jobs[job].peers):
+                event = Planned(job, chosen)
+                promised[job] = chosen, now + WAN.reserve_s
+            case "fail":
+                event = NotPlanned(job, "no room", lasting=data.draw(st.booleans()))
+                promised.pop(job, None)
+            case "same":
+                event = NotImproved(job)
+            case "gone":
+                event = OwnerGone(job)
+                promised.pop(job, None)
+            case _:
+                event = look(*(seat(peer, holds=held) for peer, held in holds.items()), job=job)
+        state, actions = step(state, event, now, WAN)
+        for action in actions:
+            if isinstance(action, MakePlan):
+                assert state.jobs[job].wish.without.isdisjoint(action.peers)
+                for peer in action.peers:
+                    assert holds[peer] in (None, job)
+                    for other, (kept, until) in promised.items():
+                        assert other == job or peer not in kept or now >= until
