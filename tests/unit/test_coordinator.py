@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ from fusion_p2p.swarm.coordinator import (
 from fusion_p2p.swarm.settings import WAN
 
 ONE, TWO = JobId("11" * 16), JobId("22" * 16)
+PURPOSES: tuple[Literal["begin", "mend", "improve"], ...] = ("begin", "mend", "improve")
 OWNER, OTHER = PeerId("owner"), PeerId("other")
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -289,7 +291,7 @@ def test_no_peer_is_ever_planned_for_two_jobs_at_once(data: st.DataObject) -> No
                 holds = {peer: None if held == job else held for peer, held in holds.items()}
                 continue
             case "register":
-                purpose = data.draw(st.sampled_from(["begin", "mend", "improve"]))
+                purpose = data.draw(st.sampled_from(PURPOSES))
                 without = frozenset(data.draw(st.sets(st.sampled_from(peers))))
                 event = Registered(Wish(job, OWNER, 1, data.draw(st.sampled_from([None, 1, 2])), purpose, without))
                 promised.pop(job, None) if purpose != "improve" else None
