@@ -14,7 +14,7 @@ from fusion_p2p.config import JoinConfig
 
 
 def join(given: Given) -> int:
-    """Give this machine's device to a swarm. Ctrl+C leaves it."""
+    """Give this machine's device to a swarm. Ctrl+C hands over what it executes, and leaves; Ctrl+C again leaves at once."""
     config = given.resolve(JoinConfig)
     check_addresses(config, config.bootstrap)
     configure_logging(config.log_level)
@@ -23,8 +23,10 @@ def join(given: Given) -> int:
     from fusion_p2p.monitor.join_view import JoinView
     from fusion_p2p.monitor.metrics_page import MetricsPage
     from fusion_p2p.peer.agent import run_join  # imports torch and hivemind
+    from fusion_p2p.peer.volunteer_service import Farewell
 
     with claimed_identity(config, "join") as claimed:
         page = MetricsPage(claimed.metrics_port) if claimed.metrics_port is not None else None
         view = JoinView(partial(print, flush=True), page=page)
-        return run(run_join(claimed, view), stopped_code=0)
+        farewell = Farewell()
+        return run(run_join(claimed, view, farewell), stopped_code=0, drain=farewell.asked)

@@ -101,7 +101,9 @@ class LinkWatch:
         return any(present.peer == peer for present in self._presence.members())
 
     def _occupied_s(self) -> float:
-        """0 when there is time for probes."""
+        """0 when there is time for probes. A paused volunteer's line is its own."""
+        if self._presence.state in ("paused", "draining"):
+            return OCCUPIED_S
         now, progress = self._clock.now(), self._work.progress()
         if progress != self._progress[0]:
             self._progress = (progress, now)
