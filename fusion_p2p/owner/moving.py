@@ -10,6 +10,7 @@ from fusion_p2p.clock import Clock
 from fusion_p2p.errors import Incompatible, SwarmUnreachable
 from fusion_p2p.ids import PeerId
 from fusion_p2p.owner.enlistment import Enlisted
+from fusion_p2p.owner.guarding import Guarding
 from fusion_p2p.owner.registering import Registering
 from fusion_p2p.owner.stage import Stage
 from fusion_p2p.plan.plan import Plan
@@ -34,8 +35,17 @@ Better = Callable[[Register], Awaitable[Enlisted | str]]
 class Moving:
     """Looks for another plan while `run` runs. Without `better` only who leaves is replaced."""
 
-    def __init__(self, registering: Registering, enlist: Enlist, better: Better | None, steps: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        registering: Registering,
+        enlist: Enlist,
+        better: Better | None,
+        steps: int,
+        clock: Clock,
+        guards: Guarding,
+    ) -> None:
         self._registering, self._enlist, self._better, self._steps, self._clock = registering, enlist, better, steps, clock
+        self._guards = guards
         self._stage: Stage | None = None
         self._leaving: dict[PeerId, str] = {}
         self._shunned: dict[PeerId, float] = {}
@@ -108,7 +118,9 @@ class Moving:
         self._take(stage, await self._enlist(self._registering.mend(stage.plan, without, {}, 0)))
 
     async def _improve(self, stage: Stage, better: Better) -> None:
-        register = self._registering.improve(stage.plan, self._shunned_now(), self._step_s, max(0, self._steps - self._step))
+        kept = {index: tuple(peer for peer, _ in copies) for index, copies in self._guards.held.items()}
+        steps_left = max(0, self._steps - self._step)
+        register = self._registering.improve(stage.plan, self._shunned_now(), kept, self._step_s, steps_left)
         answer = await better(register)
         if isinstance(answer, str):
             log.info("no better plan: %s", answer)

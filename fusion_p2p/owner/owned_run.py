@@ -80,7 +80,8 @@ class OwnedRun:
         self._launcher = Launcher(context, job, transport, self._registering)
         self._checkpoints = KeptCheckpoints(context.folder.checkpoints, job.checkpoint, context.report.say)
         reasons: Sequence[Reason] = [finish]
-        self._moving = Moving(self._registering, self._enlist, partners.better, context.config.steps, context.clock)
+        steps = context.config.steps
+        self._moving = Moving(self._registering, self._enlist, partners.better, steps, context.clock, partners.guards)
         self._changes = Changes(reasons if retuner is None else [retuner, *reasons], self._moving)
         self._retuner = retuner
 

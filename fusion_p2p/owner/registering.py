@@ -61,29 +61,24 @@ class Registering:
 
     def mend(self, plan: Plan, without: frozenset[PeerId], holders: Holders, steps_left: int) -> Register:
         """The least change of this plan that leaves out some peers. holders: who has the state of each slice."""
-        held = [
-            HeldAt(slice=index, peer=peer)
-            for index, peers in holders.items()
-            for peer in peers
-            if peer not in plan.slices[index].members
-        ]
         return self._register(
             Current(
                 purpose="mend",
                 plan=self.offer(self.asked(plan)),
                 without=tuple(sorted(without)),
-                held=tuple(held[:MAX_HELD]),
+                held=_held(plan, holders),
                 steps_left=steps_left,
             )
         )
 
-    def improve(self, plan: Plan, without: frozenset[PeerId], step_s: float, steps_left: int) -> Register:
-        """A plan that pays more than it costs to move there."""
+    def improve(self, plan: Plan, without: frozenset[PeerId], holders: Holders, step_s: float, steps_left: int) -> Register:
+        """A plan that pays more than it costs to move there. holders: who keeps copies, for the status of the swarm."""
         return self._register(
             Current(
                 purpose="improve",
                 plan=self.offer(self.asked(plan)),
                 without=tuple(sorted(without)),
+                held=_held(plan, holders),
                 step_s=step_s,
                 steps_left=steps_left,
             )
@@ -107,3 +102,14 @@ class Registering:
             ratio=config.most_ratio,
             current=current,
         )
+
+
+def _held(plan: Plan, holders: Holders) -> tuple[HeldAt, ...]:
+    """Who has the state of a slice without executing it, as far as a message carries it."""
+    held = [
+        HeldAt(slice=index, peer=peer)
+        for index, peers in holders.items()
+        for peer in peers
+        if index < len(plan.slices) and peer not in plan.slices[index].members
+    ]
+    return tuple(held[:MAX_HELD])
