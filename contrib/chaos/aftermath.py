@@ -28,7 +28,7 @@ class Aftermath:
 
     steps_repeated: int = 0
     seconds_lost: float = 0.0
-    """Beyond the usual time of a step, until a step that had never been made was committed."""
+    """Beyond the usual time of a step, in waits for a step that had never been made: those in which it, or an epoch, began."""
     epochs: int = 0
     """Started after it and before the next."""
 
@@ -36,17 +36,18 @@ class Aftermath:
 def aftermaths(faults_s: Sequence[float], noted: Sequence[Noted]) -> list[Aftermath]:
     """What followed each of the faults at these times, which ascend.
 
-    A wait that begins before a fault and ends after it is that fault's; when several lie in it, the first one's. Steps that an
-    epoch makes again are the last fault's before it.
+    A wait that begins before a fault and ends after it is that fault's; when several lie in it, the first one's. One in which an
+    epoch begins is the last fault's before it, and so are the steps that the epoch makes again. Other waits are nobody's.
     """
     repeated, lost, epochs = [0] * len(faults_s), [0.0] * len(faults_s), [0] * len(faults_s)
-    usual_s = usual_step_s(noted)
+    usual_s, returns = usual_step_s(noted), _returns(noted)
     for begin, end in _waits(noted):
         at = bisect_left(faults_s, begin)
-        whose = at if at < len(faults_s) and faults_s[at] <= end else at - 1
-        if whose >= 0:
+        struck = at < len(faults_s) and faults_s[at] <= end
+        whose = at if struck else at - 1
+        if whose >= 0 and (struck or any(begin < at_s <= end for at_s, _ in returns)):
             lost[whose] += max(0.0, end - begin - usual_s)
-    for at_s, steps in _returns(noted):
+    for at_s, steps in returns:
         whose = bisect_left(faults_s, at_s) - 1
         if whose >= 0:
             repeated[whose] += steps

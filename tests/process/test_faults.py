@@ -1,4 +1,4 @@
-"""Who is killed or stopped during a run: the owner ends in time with one sentence, and what it says to do works."""
+"""Who is killed or stopped during a run: lost peers are replaced, an owner that has ended goes on by the command it prints."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from contrib.benchmarks.swarm import Swarm
+from contrib.chaos.population import read_plan
 from contrib.processes import Program, fusion_peer
 from fusion_p2p.device.rates import rates
 from fusion_p2p.job.tenure import OWNER_SILENT_S
@@ -37,10 +38,10 @@ from tests.process.swarm_of_processes import (
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LOST_S = 15.0
-"""A run that has lost a peer ends within this."""
-STOPPED = 6
-STEPS = 60
+FROZEN_S = 6.0
+"""A run knows within this that a peer is frozen: three seconds of silence and a confirmation, on a busy machine."""
+INTERRUPTED = 130
+STEPS = 120
 CHECKPOINT_EVERY = 10
 MODEL = (
     "--model", "gpt2", "--layers", "4", "--width", "128", "--heads", "4", "--context", "64", "--batch-size", "8",
@@ -92,16 +93,6 @@ def wait_for_step(owner: Program, step: int) -> None:
     owner.wait_for(rf"^step {step}/", RUN_S)
 
 
-def until_stopped(owner: Program, since: float) -> str:
-    """The one sentence with which the owner ends, in time."""
-    code = owner.wait(max(0.0, LOST_S - (time.monotonic() - since)))
-    print(f"{owner.name}: ended {time.monotonic() - since:.2f} s after the fault")
-    assert code == STOPPED, owner.tail()
-    no_traceback(owner)
-    assert [line for line in owner.lines if line.startswith("error: ")] == owner.lines[-1:]
-    return owner.lines[-1]
-
-
 def as_printed(swarm: Swarm, owner: Program) -> Program:
     """The command that an owner printed at its end."""
     command = owner.wait_for(r"resume with: fusion-peer (.+)$", 1.0).group(1)
@@ -110,15 +101,6 @@ def as_printed(swarm: Swarm, owner: Program) -> Program:
 
 def start(swarm: Swarm, *arguments: str) -> Program:
     return fusion_peer("resumed owner", *arguments, environment={"FUSION_STATE_DIR": str(swarm.folder / "owner")})
-
-
-def check_kept(run: Path, sentence: str) -> None:
-    """The sentence says what the ledger says, and the checkpoint is young enough."""
-    ledger = lines_of(run / "ledger.jsonl")
-    counted = max(line["step"] for line in ledger if line["kind"] == "commit")
-    kept = max(line["step"] for line in ledger if line["kind"] == "checkpoint")
-    assert counted - CHECKPOINT_EVERY <= kept <= counted
-    assert f"step {counted} was the last to count, the last checkpoint is of step {kept}; resume with: " in sentence
 
 
 @pytest.mark.row(23)
@@ -130,7 +112,7 @@ def test_a_run_goes_on_when_the_coordinator_is_killed_and_when_daemons_are(swarm
             pytest.skip("the coordinator holds a slice")
         victim = holders(swarm, owner)[0]
         leave(coordinator, signal.SIGKILL)
-        for program, step in ((victim, 25), (owner, 40)):
+        for program, step in ((victim, 26), (owner, 40)):
             wait_for_step(owner, step)
             killed, since = daemon_of(program), time.monotonic()
             killed.kill()
@@ -143,37 +125,49 @@ def test_a_run_goes_on_when_the_coordinator_is_killed_and_when_daemons_are(swarm
     assert {peer_id(peer) for peer in living(swarm)} == {peer["peer"] for peer in answer["peers"]}
 
 
-def test_a_peer_that_is_stopped_or_killed_ends_the_run_and_the_command_that_is_printed_finishes_it(swarm: Swarm):
+@pytest.mark.row(12)
+def test_a_run_goes_on_when_a_peer_is_stopped_and_when_one_is_killed_and_when_its_owner_is_resumed(swarm: Swarm):
     four_peers(swarm)
     run = swarm.folder / "lost"
     with running(swarm, "lost", STEPS, 1) as owner:
-        stopped = holders(swarm, owner)[0]
-        wait_for_step(owner, 25)
+        stopped = executing(swarm, run)[0]
+        wait_for_step(owner, 26)
         lines, since = len(stopped.lines), time.monotonic()
         stopped.process.send_signal(signal.SIGSTOP)
         try:
-            sentence = until_stopped(owner, since)
+            owner.wait_for(lost(stopped), FROZEN_S)
+            print(f"the frozen peer was given up after {time.monotonic() - since:.2f} s")
+            wait_for_step(owner, 46)
         finally:
             stopped.process.send_signal(signal.SIGCONT)
-        assert f"peer {peer_id(stopped)} (slice " in sentence
-        check_kept(run, sentence)
+        assert stopped not in executing(swarm, run)
+        stopped.wait_for(STANDBY, OWNER_SILENT_S + EXIT_S, after=lines)
 
-    one_more(swarm)
-    with as_printed(swarm, owner) as owner:
-        owner.wait_for(r"^step \d+/", RUN_S)
-        killed = next(peer for peer in holders(swarm, owner) if peer is not stopped)
-        wait_for_step(owner, 35)
-        since = time.monotonic()
+        killed, since = executing(swarm, run)[0], time.monotonic()
         leave(killed, signal.SIGKILL)
-        sentence = until_stopped(owner, since)
-        assert f"peer {peer_id(killed)} (slice " in sentence
-        check_kept(run, sentence)
+        owner.wait_for(lost(killed), FROZEN_S)
+        wait_for_step(owner, 66)
+        print(f"the run went on {time.monotonic() - since:.2f} s after a peer was killed")
+        assert leave(owner, signal.SIGINT).code == INTERRUPTED
 
     with as_printed(swarm, owner) as owner:
         assert owner.wait(RUN_S) == 0, owner.tail()
         no_traceback(owner)
     assert [step for step, _ in read_curves(run / "metrics.jsonl")[0]] == list(range(1, STEPS + 1))
-    stopped.wait_for(STANDBY, OWNER_SILENT_S + EXIT_S, after=lines)  # on its own, or because it served the job again
+    starts = [line["state_step"] for line in lines_of(run / "ledger.jsonl") if line["kind"] == "start"]
+    assert len(starts) == 4
+    assert starts == sorted(starts)
+
+
+def executing(swarm: Swarm, run: Path) -> list[Program]:
+    """The peers of the newest plan of a run, in the order of its slices."""
+    by_id = {peer_id(peer): peer for peer in swarm.peers if any("reachable: " in line for line in peer.lines)}
+    return [by_id[part["peer"]] for part in read_plan(run)["slices"]]
+
+
+def lost(peer: Program) -> str:
+    """What an owner says of a peer that it has given up."""
+    return f"lost peer {peer_id(peer)}"
 
 
 def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers_for_another_job(swarm: Swarm):

@@ -69,6 +69,11 @@ def test_a_wait_in_which_several_faults_lie_is_the_first_ones_and_one_that_chang
     assert second == Aftermath(epochs=1)
 
 
+def test_what_drags_on_without_a_fault_and_without_an_epoch_is_nobodys():
+    noted = ledger((0.0, "start", 0), *COMMITS, (11.0, "commit", 11), (17.0, "commit", 12), (18.0, "commit", 13))
+    assert aftermaths([10.5], noted) == [Aftermath(seconds_lost=pytest.approx(0.0))]
+
+
 def test_steps_that_were_skipped_are_made_again_too():
     noted = ledger((0.0, "start", 0), (1.0, "commit", 1), (2.0, "skip", 2), (4.0, "start", 1), (5.0, "skip", 2))
     assert aftermaths([3.0], noted)[0].steps_repeated == 1
