@@ -110,9 +110,11 @@ class Links:
         for peer in peers:
             if peer not in self._lines:
                 self._gone.pop(peer, None)
-                self._forget_parting(peer)
-                self._lines[peer] = _Line(_now())
-                self._keep_line(peer, self._lines[peer])
+                self._lines[peer] = line = _Line(_now())
+                last_word = self._forget_parting(peer)
+                if last_word is not None:
+                    line.outgoing.put_nowait(last_word)  # it may not have been heard: what is said from now on comes after it
+                self._keep_line(peer, line)
 
     def drop(self, peer: PeerId, last_word: Message | None) -> None:
         """End the link to a peer, lost or not; it is told `last_word` if it can be reached, without anybody waiting for it."""
@@ -176,10 +178,14 @@ class Links:
         if tasks:
             await asyncio.wait(tasks, timeout=FAREWELL_S)
 
-    def _forget_parting(self, peer: PeerId) -> None:
+    def _forget_parting(self, peer: PeerId) -> Message | None:
+        """Who was to be told that it is no longer needed, need not be; what it was to be told."""
         leaving = self._leaving.pop(peer, None)
-        if leaving is not None and leaving.task is not None:
+        if leaving is None:
+            return None
+        if leaving.task is not None:
             leaving.task.cancel()
+        return leaving.unsettled["dismissed"]
 
     def _keep_line(self, peer: PeerId, line: _Line) -> None:
         if self._group is not None and line.task is None:

@@ -122,6 +122,7 @@ class Training:
         self._showing.show(self._stage, rate(self._rates, step), 0.0, {})
 
     def _begin(self) -> None:
+        self._links.settle_all(RUNNING)
         for peer in self._stage.plan.peers:
             self._links.repeat(peer, ARE_YOU_THERE, RUNNING)
         self._changes.began(self._stage)

@@ -27,7 +27,8 @@ from tests.swarm_in_memory import Owner, Volunteer, owner, run_config, volunteer
 
 SGD: dict[str, Any] = {"steps": 6, "checkpoint_every": 2}
 ADAM: dict[str, Any] = {"steps": 6, "checkpoint_every": 2, "optimiser": "adam", "learning_rate": 1e-3, "clip": 1.0}
-DEADLINE_S = 60
+DEADLINE_S = 90
+pytestmark = pytest.mark.timeout(180)
 
 
 def contiguous(parts: int) -> Callable[[Any], list[int]]:
