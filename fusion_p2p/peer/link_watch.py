@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, WireError
@@ -42,12 +43,14 @@ class LinkWatch:
         self._presence = presence
         self._work = work
         self._clock = clock
-        self._prober = Prober(clock, self._found, self._occupied_s, self._is_here)
+        self._prober = Prober(clock, self._found, self._occupied_s, self._is_here, transport.bandwidth)
         self._table = links.LinkTable(presence.me)
         self._random = random.Random(presence.me)
         self._progress = (0, clock.now())
         self._told = Line()
         self._announced_at = -ANNOUNCE_S
+        self.measured: Callable[[Line], None] = lambda line: None
+        """Told what our line carries, whenever that has changed much."""
         presence.serve_links(self.table)
 
     def table(self) -> Links:
@@ -119,6 +122,7 @@ class LinkWatch:
         if _differs(self._told, line):
             self._told, self._announced_at = line, now
             self._presence.set_line(line)
+            self.measured(line)
 
 
 def _line(table: links.LinkTable) -> Line:

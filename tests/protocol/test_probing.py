@@ -345,3 +345,19 @@ def test_an_asker_cannot_claim_to_send_faster_than_it_came(bursts: int) -> None:
             assert seen == pytest.approx(link.bytes_per_s if bursts else 0.0, rel=0.1)
 
     in_virtual_time(scenario())
+
+
+@pytest.mark.row(21)
+def test_a_probe_keeps_the_caps_and_finds_no_more_than_they_allow() -> None:
+    async def scenario() -> None:
+        async with SimulatedNetwork(1, Link(latency_s=0.01, bytes_per_s=1e8)) as network:
+            host, asker = network.join(), network.join()
+            host.transport.bandwidth.up.set_rate(2e6)
+            host.transport.bandwidth.down.set_rate(4e6)
+            await Prober(LoopClock(), bandwidth=host.transport.bandwidth).serve(host.transport)
+            found = await Prober(LoopClock()).probe(opener(asker), host.peer_id)
+            assert isinstance(found, Measured)
+            assert found.in_bytes_per_s == pytest.approx(2e6, rel=0.15)
+            assert found.out_bytes_per_s == pytest.approx(4e6, rel=0.15)
+
+    in_virtual_time(scenario())
