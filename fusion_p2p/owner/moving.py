@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import Incompatible, SwarmUnreachable
 from fusion_p2p.ids import PeerId
+from fusion_p2p.job.recovery import Holders
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.guarding import Guarding
 from fusion_p2p.owner.registering import Registering
@@ -65,6 +66,10 @@ class Moving:
         self._leaving = {peer: reason for peer, reason in self._leaving.items() if peer in stage.plan.peers}
         self._step_s = 0.0
 
+    def broke(self) -> None:
+        """No epoch runs: it is not for us to look for a plan."""
+        self._stage = self._found = None
+
     def leaves(self, peer: PeerId, reason: str) -> None:
         """A peer wants to go."""
         if peer not in self._leaving:
@@ -115,12 +120,12 @@ class Moving:
 
     async def _replace(self, stage: Stage) -> None:
         without = self.leaving | self._shunned_now()
-        self._take(stage, await self._enlist(self._registering.mend(stage.plan, without, {}, 0)))
+        steps_left = max(0, self._steps - self._step)
+        self._take(stage, await self._enlist(self._registering.mend(stage.plan, without, self._kept(), steps_left)))
 
     async def _improve(self, stage: Stage, better: Better) -> None:
-        kept = {index: tuple(peer for peer, _ in copies) for index, copies in self._guards.held.items()}
         steps_left = max(0, self._steps - self._step)
-        register = self._registering.improve(stage.plan, self._shunned_now(), kept, self._step_s, steps_left)
+        register = self._registering.improve(stage.plan, self._shunned_now(), self._kept(), self._step_s, steps_left)
         answer = await better(register)
         if isinstance(answer, str):
             log.info("no better plan: %s", answer)
@@ -130,6 +135,9 @@ class Moving:
     def _take(self, stage: Stage, enlisted: Enlisted) -> None:
         if self._stage is stage and enlisted.plan != self._registering.asked(stage.plan):
             self._found = (stage.plan, enlisted)
+
+    def _kept(self) -> Holders:
+        return {index: tuple(peer for peer, _ in copies) for index, copies in self._guards.held.items()}
 
     def _shunned_now(self) -> frozenset[PeerId]:
         now = self._clock.now()

@@ -125,6 +125,7 @@ class OwnedRun:
                     stage, broken = await recovery.recover(stage, broken), None
                 change = await Training(self._transport, stage, company, self._context).run()
             except EpochBroken as error:
+                self._moving.broke()
                 broken = error
                 continue
             if change is None:
