@@ -114,7 +114,7 @@ def _ends(edge: EdgePlan) -> tuple[int, int, int]:
 def in_words(before: Plan, after: Plan) -> str:
     """What a change is, in one line."""
     if before.slice_of != after.slice_of:
-        return f"a new cut into {len(after.slices)} slices for {len(after.peers)} peers"
+        return f"a new cut: {len(after.slices)} slices on {len(after.peers)} peers"
     moved = moves([part.members for part in before.slices], [part.members for part in after.slices])
     said = [f"slice {move.slice} moves to peer {', '.join(move.peers)}" for move in moved]
     pairs = zip(before.edges, after.edges, strict=True)
