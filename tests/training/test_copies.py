@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import async_solipsism
 import pytest
 import torch
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.job.guard_choice import Candidate
 from fusion_p2p.net.blobs import BlobServer
-from fusion_p2p.net.memory import SimulatedPeer
+from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
+from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.owner.guards import Guards
 from fusion_p2p.owner.registering import Job
 from fusion_p2p.owner.stage import RunContext
 from fusion_p2p.owner.training import Training
 from fusion_p2p.wire.job_messages import Contact
-from tests.swarm_in_memory import Volunteer, run_config
+from tests.swarm_in_memory import Volunteer, owner, run_config
+from tests.training.test_predicted_step import Case, LoopClock, contiguous, timed_volunteers
 from tests.training.test_recovery import ADAM, World, assert_same_bits, starts, undisturbed, world
 
 SETTINGS: dict[str, Any] = ADAM | {"steps": 16, "checkpoint_every": 100}
@@ -115,3 +121,43 @@ async def test_guards_hold_the_very_state_and_a_loss_goes_back_to_it(
     assert watched.done > 0
     assert starts(config.run)[1][1] >= watched.done  # without copies it would be 0: there is no checkpoint
     assert at_risk.said(f"copies of step {watched.done}: 3 of 3 slices held by")
+
+
+async def steps_s(path: Path, steps: int, every: int | None) -> tuple[list[float], int]:
+    """Seconds of each step over slow links in virtual time, and how many copies of all slices were made meanwhile."""
+    case = Case(contiguous(3), (0.5, 1.25, 0.25), bytes_per_s=5e3, latency_s=0.05)
+    config = run_config(path, steps=steps, momentum=0.0, checkpoint_every=100)
+    made: list[Guards] = []
+    durable: set[int] = set()
+
+    def guards(job: Job, blobs: BlobServer, me: SimulatedPeer, context: RunContext) -> Guards:
+        peers = Neighbours(lambda members: members_only(members, [helper.peer.peer_id for helper in helpers]))
+        made.append(Guards(job.job, job.incarnation, blobs, peers, LoopClock(), every, context.report.say))
+        return made[0]
+
+    link = Link(latency_s=case.latency_s, bytes_per_s=case.bytes_per_s, buffer_bytes=64 << 20)
+    async with (
+        SimulatedNetwork(seed=1, link=link) as network,
+        timed_volunteers(network, case, 3) as helpers,
+        owner(network, config, case.slices, helpers, guards=guards) as owned,
+    ):
+        owned.run._context = dataclasses.replace(owned.run._context, clock=LoopClock())
+        finishing = asyncio.create_task(owned.run.finish())
+        while not finishing.done():
+            await asyncio.wait({finishing}, timeout=1.0)
+            held = made[0].held.values()
+            durable |= set.intersection(*({step for _, step in copies} for copies in held)) if held else set()
+        finishing.result()
+    return [snapshot.step_s for snapshot in owned.recorder.snapshots[2:]], len(durable)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_copies_at_their_default_interval_cost_at_most_a_twentieth(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+        without, none = runner.run(steps_s(tmp_path / "without", 5, 0))
+        with_copies, made = runner.run(steps_s(tmp_path / "with", 20, None))
+    assert none == 0
+    assert made >= 2
+    assert statistics.fmean(with_copies) <= 1.05 * statistics.median(without)
+    assert max(with_copies) > 1.02 * statistics.median(without)  # on these links a copy can be felt
