@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import NetworkError, StreamClosed, WireError
@@ -111,8 +112,8 @@ class Coordination:
         """Talk to one owner until it has its proposal or somebody else coordinates."""
         job = JobId(register.job)
         refusals = self._step(coordinator.Registered(_wish(register, messages.remote)))
-        mending = register.current is not None and register.current.purpose == "mend"
-        talk = OwnerTalk(messages, self._clock, min(AGAIN_S, self._settings.waiting_s) if mending else self._settings.waiting_s)
+        waiting_s = self._settings.waiting_s
+        talk = OwnerTalk(messages, self._clock, min(AGAIN_S, waiting_s) if _purpose(register) == "mend" else waiting_s)
         for refusal in refusals:
             if isinstance(refusal, Refuse):
                 await talk.say(refusal.reason)
@@ -132,7 +133,10 @@ class Coordination:
             if await self._look(talk, register):
                 return
             await asyncio.sleep(self._settings.beat_s / 2)
-        await talk.messages.send(self._presence.not_coordinator())
+        if self._presence.coordinating and _purpose(register) == "improve":
+            await talk.messages.send(Unchanged(reason="the job has been registered for something else since"))
+        else:
+            await talk.messages.send(self._presence.not_coordinator())
 
     def _in_charge(self, talk: OwnerTalk, register: Register) -> bool:
         """Whether we still coordinate, and this stream still speaks for its job."""
@@ -156,12 +160,11 @@ class Coordination:
         token = self._presence.coordinator
         if not self._in_charge(talk, register) or token is None:
             return False
-        improving = register.current is not None and register.current.purpose == "improve"
         if isinstance(made, Plan):
             self._step(coordinator.Planned(wanted.job, made.peers))
             self._idle[wanted.job] = dict(made.idle)
             await self._propose(talk, register, made, token)
-        elif improving or isinstance(made, Keep):
+        elif _purpose(register) == "improve" or isinstance(made, Keep):
             self._step(coordinator.NotImproved(wanted.job))
             await talk.messages.send(Unchanged(reason=made.reason[:1024]))
         else:
@@ -194,12 +197,12 @@ class Coordination:
 
         At once for a job that stands still; without bothering an owner that trains if it has measured them already.
         """
-        owner, current = talk.messages.remote, register.current
-        if current is not None and current.purpose == "mend":
+        owner = talk.messages.remote
+        if _purpose(register) == "mend":
             tables = await self._known_tables(known)
         else:
             tables = await self._tables(known)
-            if current is None or not self._links_of(owner).asked >= known.keys():
+            if _purpose(register) == "begin" or not self._links_of(owner).asked >= known.keys():
                 self._remember_links(owner, _OwnersLinks(frozenset(known), await talk.links_to(list(known))))
         return merged({owner: self._links_of(owner).entries, **tables_of(known, tables)})
 
@@ -269,6 +272,10 @@ class Coordination:
         entry = self._jobs.jobs.get(job)
         if entry is not None:
             self._step(coordinator.NotImproved(job) if entry.phase == "proposed" else coordinator.OwnerGone(job))
+
+
+def _purpose(register: Register) -> Literal["begin", "mend", "improve"]:
+    return "begin" if register.current is None else register.current.purpose
 
 
 def _wish(register: Register, owner: PeerId) -> Wish:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,18 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.owner.enlistment import Enlisted, better_plan, enlist
 from fusion_p2p.owner.finder import Finder
 from fusion_p2p.peer import planning
+from fusion_p2p.peer.planning import Computed
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.plan.encoding import check_plan, encode_plan
 from fusion_p2p.plan.improvement import improved
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.replan import Keep
 from fusion_p2p.plan.request import NoPlan
 from fusion_p2p.swarm.announcement import Profile
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.job_messages import Content
 from fusion_p2p.wire.swarm_messages import Current, HeldAt, Holding, Register
+from tests.protocol import swarm_world
 from tests.protocol.swarm_world import PROFILE, World, eventually, in_virtual_time
 from tests.protocol.test_enlistment import GRAPH, JOB, OTHER_JOB, Owner, finished, start
 
@@ -373,5 +376,32 @@ def test_a_plan_for_another_graph_is_refused() -> None:
             mending = start(owner.mend(plan, {sorted(plan.peers)[0]}))
             await eventually(lambda: owner.heard("the plan in use is for something else"), within_s=5.0)
             mending.cancel()
+
+    in_virtual_time(scenario())
+
+
+def test_who_is_lost_while_something_better_is_looked_for_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    enough = asyncio.Event()
+
+    async def slowly(compute: Callable[[], Computed]) -> Computed:
+        computed = compute()
+        if isinstance(computed.made, Keep):
+            await enough.wait()
+        return computed
+
+    monkeypatch.setattr(swarm_world, "at_once", slowly)
+
+    async def scenario() -> None:
+        async with World(12) as world:
+            await swarm_of(world, 4)
+            owner = Running(world, peers=3)
+            plan = await owner.begin(world)
+            improving = asyncio.get_running_loop().create_task(owner.improve(plan))
+            await asyncio.sleep(3.0)
+            enlisted = await finished(start(owner.mend(plan, {sorted(plan.peers)[0]})), 2.0)
+            assert len(moved(plan, enlisted.plan)) == 1
+            enough.set()
+            assert await improving == "the job has been registered for something else since"
+            assert owner.finder.believed == world.leader.me
 
     in_virtual_time(scenario())
