@@ -36,8 +36,8 @@ class Aftermath:
 def aftermaths(faults_s: Sequence[float], noted: Sequence[Noted]) -> list[Aftermath]:
     """What followed each of the faults at these times, which ascend.
 
-    A wait that begins before a fault and ends after it is that fault's; when several lie in it, the first one's. One in which an
-    epoch begins is the last fault's before it, and so are the steps that the epoch makes again. Other waits are nobody's.
+    A wait that begins before a fault and ends after it is that fault's; when several lie in it, the first one's. One in which
+    an epoch begins is the last fault's before it, and so are the steps that the epoch makes again. Other waits are nobody's.
     """
     repeated, lost, epochs = [0] * len(faults_s), [0.0] * len(faults_s), [0] * len(faults_s)
     usual_s, returns = usual_step_s(noted), _returns(noted)
