@@ -69,12 +69,14 @@ def beat_arrived(peer: PeerId, beat: Beat) -> BeatArrived:
     return BeatArrived(peer, beat.incarnation, beat.sequence, beat.holding is not None, to_token(beat.coordinator))
 
 
-def reply_arrived(peer: PeerId, reply: BeatReply) -> ReplyArrived:
+def reply_arrived(peer: PeerId, reply: BeatReply, asked_at: float) -> ReplyArrived:
     members = tuple(Listed(PeerId(m.peer), m.incarnation, m.holds, m.heard_ago_s) for m in reply.members)
     roster = None
     if reply.roster:
         roster = RosterTold(peer, reply.since, reply.roster, members, frozenset(map(PeerId, reply.gone)))
-    return ReplyArrived(peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members, roster)
+    return ReplyArrived(
+        peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members, roster, asked_at
+    )
 
 
 def sample_of(membership: Membership, now: float, without: PeerId, heard_lately_s: float) -> tuple[MemberEntry, ...]:

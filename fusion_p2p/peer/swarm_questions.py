@@ -34,13 +34,13 @@ class SwarmQuestions:
 
     async def beat(self, peer: PeerId) -> bool:
         """Whether it answered."""
-        beat, number = self._view.make_beat(peer)
+        (beat, number), asked_at = self._view.make_beat(peer), self._view.now()
         reply = await self._ask(peer, beat, self._settings.suspect_after_s)
         if not isinstance(reply, BeatReply):
             return False
         self._view.acknowledge(peer, number)
         self._view.note_standing(peer, reply.standing)
-        self._step(reply_arrived(peer, reply))
+        self._step(reply_arrived(peer, reply, asked_at))
         return True
 
     async def ask_vote(self, voter: PeerId, term: int) -> None:

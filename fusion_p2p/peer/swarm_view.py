@@ -97,6 +97,10 @@ class SwarmView:
         self._profile = profile
         self.changed.set()
 
+    def now(self) -> float:
+        """Monotonic time."""
+        return self._clock.now()
+
     def step(self, event: Event) -> tuple[Action, ...]:
         """Feed the state machine; what to do is returned."""
         now = self._clock.now()

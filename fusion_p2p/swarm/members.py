@@ -87,6 +87,11 @@ class Membership:
         known = self.members.get(peer)
         return known.incarnation if known is not None and incarnation < known.incarnation else None
 
+    def is_late(self, peer: PeerId, incarnation: int, sequence: int) -> bool:
+        """Whether this member has said something newer than a beat of this number."""
+        known = self.members.get(peer)
+        return known is not None and (incarnation, sequence) <= (known.incarnation, known.sequence)
+
     def followed_version(self, source: PeerId) -> int:
         """Up to which number we know the roster of this peer; 0: not at all."""
         return self.following.version if self.following is not None and self.following.source == source else 0

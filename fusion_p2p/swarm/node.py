@@ -5,6 +5,7 @@ The runner (`peer.presence`) turns messages into events and actions into message
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -59,6 +60,8 @@ class ReplyArrived:
     members: tuple[Listed, ...]
     roster: RosterTold | None = None
     """What changed on the roster of a coordinator; None from who is none, whose `members` are a sample."""
+    asked_at: float = math.inf
+    """When we asked: the answer may be older than what we have heard since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,9 @@ def step(state: Node, event: Event, now: float, settings: SwarmSettings) -> Step
     match event:
         case BeatArrived():
             heard = membership.Heard(event.peer, event.incarnation, event.holds, event.sequence)
-            return _run(state, [heard, *_claims(state, event.peer, event.coordinator)], now, settings)
+            late = state.membership.is_late(event.peer, event.incarnation, event.sequence)
+            claims = [] if late else _claims(event.peer, event.coordinator)
+            return _run(state, [heard, *claims], now, settings)
         case ReplyArrived():
             return _reply(state, event, now, settings)
         case VoteRequestArrived(candidate):
@@ -174,7 +179,7 @@ def _run(state: Node, events: Iterable[_Inner], now: float, settings: SwarmSetti
     return state, tuple(actions)
 
 
-def _claims(state: Node, peer: PeerId, claimed: Token | None) -> list[_Inner]:
+def _claims(peer: PeerId, claimed: Token | None) -> list[_Inner]:
     """What a peer's words about the coordinator mean: its own claim, hearsay, or that our coordinator disowns the term."""
     if claimed is not None and claimed.peer == peer:
         return [election.HeardCoordinator(claimed)]
@@ -190,7 +195,10 @@ def _reply(state: Node, event: ReplyArrived, now: float, settings: SwarmSettings
         state = replace(state, incarnation=event.over + 1)
         returned = (Returned(state.incarnation),)
     heard = membership.Heard(event.peer, event.incarnation, event.holds)
-    state, actions = _run(state, [heard, *_claims(state, event.peer, event.coordinator)], now, settings)
+    claims = _claims(event.peer, event.coordinator)
+    if state.election.heard_at > event.asked_at:  # it may have said so before it was elected
+        claims = [claim for claim in claims if not isinstance(claim, election.CoordinatorGone)]
+    state, actions = _run(state, [heard, *claims], now, settings)
     listed = tuple(member for member in event.members if member.peer != state.me)
     followed = state.election.coordinator is not None and state.election.coordinator.peer == event.peer
     told = [replace(event.roster, members=listed)] if event.roster is not None and followed else listed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import math
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from fusion_p2p.net.memory import SimulatedDirectory, SimulatedTransport
 from fusion_p2p.net.memory_pipe import Pipe
 
 REPLAY_ANSWER_S = 2.0
+TICK_S = 1e-5
+"""Timers fall due at multiples of this: well over the resolution of the clock."""
 
 
 @dataclass(eq=False)
@@ -93,6 +96,7 @@ class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
     def call_at(
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
+        when = math.ceil(when / TICK_S) * TICK_S
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]

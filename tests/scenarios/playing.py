@@ -23,7 +23,9 @@ from tests.scenarios.swarm import FEWEST, Swarm
 
 SETTLED_S = WAN.heard_lately_s + WAN.suspect_after_s + 2 * WAN.vote_s + 3 * WAN.random_beat_s + 3 * WAN.suspect_after_s
 """The dead must not count for a majority any more, a vote or two, those parted must meet by chance, the silent be evicted."""
-QUIET_S = 6.0
+QUIET_S = 5.0
+NOTICED_S = WAN.suspect_after_s + WAN.beat_s
+"""Sooner a swarm may look settled because nobody has noticed yet what happened."""
 LOOK_S = 0.5
 
 
@@ -68,7 +70,8 @@ async def _played(scenario: Scenario) -> Outcome:
             _happen(swarm, scenario, fault)
         await _sleep_until(scenario.over_at_s)
         await swarm.all_done()
-        settled_s = await settle(swarm, SETTLED_S, LOOK_S)
+        await asyncio.sleep(NOTICED_S)
+        settled_s = await settle(swarm, SETTLED_S - NOTICED_S, LOOK_S)
         if settled_s >= 0:
             await _stay_settled(swarm)
     return Outcome(scenario, tuple(swarm.broken), tuple(swarm.log), settled_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -73,10 +74,10 @@ class SwarmMachine(RuleBasedStateMachine):
         self.beats += 1
         state = self.nodes[peer]
         beat = node.BeatArrived(peer, state.incarnation, self.beats, False, state.election.coordinator)
-        known = state.membership.followed_version(target)
-        self.send(target, lambda: self.answer(target, beat, known))
+        known, asked_at = state.membership.followed_version(target), self.now
+        self.send(target, lambda: self.answer(target, beat, known, asked_at))
 
-    def answer(self, target: PeerId, beat: node.BeatArrived, known: int) -> None:
+    def answer(self, target: PeerId, beat: node.BeatArrived, known: int, asked_at: float) -> None:
         self.apply(target, beat)
         state = self.nodes[target]
         roster = None
@@ -87,7 +88,7 @@ class SwarmMachine(RuleBasedStateMachine):
             entries = sample_of(state.membership, self.now, beat.peer, WAN.heard_lately_s)
         listed = tuple(Listed(PeerId(e.peer), e.incarnation, e.holds, e.heard_ago_s) for e in entries)
         over = state.membership.superseded_by(beat.peer, beat.incarnation)
-        reply = node.ReplyArrived(target, state.incarnation, False, state.election.coordinator, over, listed, roster)
+        reply = node.ReplyArrived(target, state.incarnation, False, state.election.coordinator, over, listed, roster, asked_at)
         self.send(beat.peer, lambda: self.apply(beat.peer, reply))
 
     def deliver_one(self, index: int) -> None:
@@ -184,3 +185,28 @@ class SwarmMachine(RuleBasedStateMachine):
 
 TestSwarmMachine = SwarmMachine.TestCase
 TestSwarmMachine.settings = hypothesis_settings(derandomize=True, deadline=None, max_examples=50, stateful_step_count=30)
+
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def following(now: float) -> node.Node:
+    """A peer that hears B coordinate."""
+    state = node.begin(A, 1, now - 100, WAN)
+    return node.step(state, node.BeatArrived(B, 1, 7, False, Token(3, B)), now, WAN)[0]
+
+
+def test_a_beat_that_comes_late_takes_nothing_back() -> None:
+    state, actions = node.step(following(0.0), node.BeatArrived(B, 1, 6, False, None), 0.5, WAN)
+    assert state.election.coordinator == Token(3, B)
+    assert actions == (membership.Ignored(B, "a later beat came first"),)
+    state, _ = node.step(state, node.BeatArrived(B, 1, 8, False, None), 0.6, WAN)
+    assert state.election.coordinator is None
+
+
+def test_an_answer_from_before_an_election_takes_nothing_back() -> None:
+    reply = node.ReplyArrived(B, 1, False, None, None, (), asked_at=-0.1)
+    state, _ = node.step(following(0.0), reply, 0.5, WAN)
+    assert state.election.coordinator == Token(3, B)
+    state, _ = node.step(state, replace(reply, asked_at=0.4), 0.6, WAN)
+    assert state.election.coordinator is None
