@@ -6,7 +6,6 @@ both are taken to depart from the simulation by the same factor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,8 +27,8 @@ ALIKE = 0.1
 """Links and rates that differ by less, relatively, are the same as before."""
 ALIKE_LATENCY_S, ALIKE_S_PER_BYTE = 1e-3, 4e-9
 """Or by less than this: nobody moves a slice for a millisecond, or for a link of 4 Gbit/s instead of 2."""
-SAME_RATE = 1.1
-"""Of peers whose rates differ by less, those that work for the job already are taken first."""
+SAME_RATE = 1.2
+"""A peer has to be so many times faster than one that works for the job already to be looked at instead of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,14 @@ def about_equal(one: Network, other: Network) -> bool:
 
 
 def _chosen(network: Network, asked: Asked) -> list[int]:
-    """The peers to plan with, in listed order: all, or the fastest, of about equal ones those that work for it already."""
+    """The peers to plan with, in listed order: all, or the fastest, of about equal ones those that work for the job already."""
     count = len(network.peers)
     if asked.peers is None or asked.peers >= count:
         return list(range(count))
     working = asked.current.plan.peers
 
-    def place(node: int) -> tuple[int, bool, int]:
-        rate = max(float(network.flops_per_s[node, 0]), 1.0)
-        return -math.floor(math.log(rate, SAME_RATE)), network.peers[node] not in working, node
+    def place(node: int) -> tuple[float, int]:
+        rate = float(network.flops_per_s[node, 0])
+        return -rate * (SAME_RATE if network.peers[node] in working else 1.0), node
 
     return sorted(sorted(range(count), key=place)[: asked.peers])
