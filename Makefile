@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY := PASSIVE
 FAST := not process and not slow
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo chaos bench-main bench-churn bench-codec bench-convergence bench-planner bench-emulated clean
+.PHONY: help setup check format test demo chaos soak-sim bench-main bench-churn bench-codec bench-convergence bench-planner bench-emulated clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,13 +64,16 @@ demo: $(STAMP) ## one bootstrap, three peers and an owner train a small GPT-2 on
 chaos: $(STAMP) ## real peers killed, frozen, cut off, drained: the same bits as undisturbed (root; 40 minutes; FLAGS='--short --codec none')
 	$(BIN)/python -m contrib.chaos $(FLAGS)
 
+soak-sim: $(STAMP) ## the swarm's own code on a simulated network: 20,000 small and 200 large scenarios, a crowd of 1,000 (hours)
+	$(BIN)/python -m contrib.benchmarks.soak_sim $(FLAGS)
+
 bench-main: $(STAMP) ## parity, efficiency, transport, hostile input, exits: the table of README.md (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.main_job $(if $(ONLY),--only $(ONLY))
 
 bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised against measured, time to a loss, overlap (root; 26 minutes)
 	$(BIN)/python -m contrib.benchmarks.emulated $(if $(ONLY),--only $(ONLY))
 
-bench-churn: $(STAMP) ## recovery, joining, 24 idle peers: what it costs when peers come and go (ONLY=section for one)
+bench-churn: $(STAMP) ## recovery, joining, copies, 24 idle peers: what it costs when peers come and go (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.churn $(if $(ONLY),--only $(ONLY))
 
 bench-codec: $(STAMP) ## codecs: speed, bits per kept element, up to which link each pays

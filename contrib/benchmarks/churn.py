@@ -26,6 +26,13 @@ def join() -> dict[str, float]:
     return measure()
 
 
+def copies() -> dict[str, float]:
+    """Blocks of steps with and without copies of slices, in turn."""
+    from contrib.benchmarks.copying import measure
+
+    return measure()
+
+
 def crowd() -> dict[str, float]:
     """24 peers on this machine."""
     from contrib.benchmarks.crowd import measure
@@ -33,7 +40,7 @@ def crowd() -> dict[str, float]:
     return measure()
 
 
-SECTIONS: dict[str, Section] = {"recovery": recovery, "join": join, "crowd": crowd}
+SECTIONS: dict[str, Section] = {"recovery": recovery, "join": join, "copies": copies, "crowd": crowd}
 
 
 def main() -> int:
