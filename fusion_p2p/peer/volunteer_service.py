@@ -173,5 +173,6 @@ class VolunteerService:
     async def _hand_over(self, reason: str) -> None:
         if not await self._work.drain(reason, self._drain_timeout_s):
             log.warning("nobody took the slices over within %g s", self._drain_timeout_s)
-        self._work.close(reason)
+        if self._state.mode is Mode.HANDING_OVER:  # who leaves takes leave of its owner when everything else has ended
+            self._work.close(reason)
         self._step(volunteer.HandedOver())

@@ -75,6 +75,10 @@ def test_version_names_the_protocol(capsys: pytest.CaptureFixture[str]):
         (["join", "--bootstrap", ADDRESS, "--listen", "/ip4/0.0.0.0"], "has no /tcp/PORT"),
         (["join", "--bootstrap", ADDRESS, "--announce", "/ip4/192.0.2.1/tcp/0"], "port 0 cannot be announced"),
         (["train", "--bootstrap", ADDRESS, "--steps", "0"], "--steps: '0' should be greater than or equal to 1"),
+        (["join", "--bootstrap", ADDRESS, "--hours", "22"], "'22' is not FROM-TO, such as 22-7"),
+        (["join", "--bootstrap", ADDRESS, "--on-battery", "stop"], "--on-battery: 'stop' should be pause or run"),
+        (["join", "--bootstrap", ADDRESS, "--upload-mbit", "0"], "--upload-mbit: '0' should be greater than 0"),
+        (["pause", "--for", "soon"], "'soon' is not a duration"),
         (["join", "--config", "/nonexistent.toml"], "cannot read the configuration /nonexistent.toml"),
     ],
 )
