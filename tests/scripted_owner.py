@@ -22,7 +22,7 @@ from fusion_p2p.job.topology import replica_edges
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.net.messaging import MessageStream
-from fusion_p2p.owner.data import open_data
+from fusion_p2p.owner.data import DataSet, open_data
 from fusion_p2p.owner.feeding import Feeder
 from fusion_p2p.owner.model_source import resolve_model
 from fusion_p2p.peer.copies import Lineage
@@ -65,9 +65,7 @@ class ScriptedOwner:
 
     def __init__(self, peer: SimulatedPeer, config: TrainConfig, slices: Callable[[Graph], Sequence[int]]) -> None:
         self.peer, self.transport, self.config, self.data = peer, peer.transport, config, open_data(config)
-        source = resolve_model(config, self.data)
-        source.module.train()
-        self.graph = capture(source.module, self.data.example(), source.rules).graph
+        self.graph = _graph(config, self.data)
         self.graph_bytes, self.slice_of = encode_graph(self.graph), tuple(slices(self.graph))
         self.parts = cut(self.graph, self.slice_of)
         optimiser = OptimiserSettings(name=config.optimiser, momentum=config.momentum)
@@ -235,6 +233,18 @@ class ScriptedOwner:
                 contacts=(),
             ),
         )
+
+
+GRAPHS: dict[TrainConfig, Graph] = {}
+
+
+def _graph(config: TrainConfig, data: DataSet) -> Graph:
+    """The graph of a run; captured once, which takes seconds."""
+    if config not in GRAPHS:
+        source = resolve_model(config, data)
+        source.module.train()
+        GRAPHS[config] = capture(source.module, data.example(), source.rules).graph
+    return GRAPHS[config]
 
 
 def thirds(graph: Graph) -> list[int]:

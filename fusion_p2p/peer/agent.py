@@ -106,13 +106,14 @@ class _Station:
         transport = MeteredTransport(joined.transport, meter)
         identity = config.identity or config.state_directory / "join.key"
         self._config, self._bench = config, bench
-        _cap(joined.transport.bandwidth, profile.caps)
+        keep_to(joined.transport.bandwidth, profile.caps)
         self._blobs = BlobServer(transport)
         self._jobs = JobService(transport, self._blobs, bench, clock)
         self._presence = Presence(transport, joined.directory, joined.identity, clock, profile, self._jobs)
         Coordination(transport, self._presence, self._blobs, clock)
         self._watch = LinkWatch(transport, self._presence, self._jobs, clock)
         self._jobs.observe_rates(self._watch.saw_traffic)
+        self._watch.measured = self._jobs.line_is
         self._jobs.standing = lambda: self._presence.standing
         traffic = MonthlyTraffic(config.state_directory, joined.identity.peer_id, meter, datetime.now().astimezone())
         self._volunteer = VolunteerService(
@@ -166,12 +167,14 @@ def _allowed(config: JoinConfig) -> Allowed:
     return Allowed(config.working_hours, monthly_bytes, config.on_battery == "run")
 
 
-def _caps(config: JoinConfig) -> Caps:
+def announced_caps(config: JoinConfig) -> Caps:
+    """The caps on the line, as planners are told of them."""
     up, down = (None if mbit is None else mbit * MEGABIT for mbit in (config.upload_mbit, config.download_mbit))
     return Caps(upload_bytes_per_s=up, download_bytes_per_s=down)
 
 
-def _cap(bandwidth: Bandwidth, caps: Caps) -> None:
+def keep_to(bandwidth: Bandwidth, caps: Caps) -> None:
+    """Have whoever moves bulk data keep to these caps."""
     bandwidth.up.set_rate(caps.upload_bytes_per_s)
     bandwidth.down.set_rate(caps.download_bytes_per_s)
 
@@ -189,7 +192,7 @@ def _profile(config: JoinConfig, reachability: Reachability, bench: Bench, measu
             memory_bytes_per_s=measured.memory_bytes_per_s,
         ),
         free_bytes=bench.offered_bytes,
-        caps=_caps(config),
+        caps=announced_caps(config),
     )
 
 

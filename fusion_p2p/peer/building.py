@@ -80,21 +80,22 @@ async def build_epoch(
     `progressed` is called whenever a piece is done: weights over a slow link take longer than any lease. `before` is the epoch
     of the same job that stands still here; `kept` are copies of tensors of the step that is asked for.
     """
-    async with BlobReader(transport, owner) as reader:
-        encoded_graph = await _content(reader, prepare.graph, MAX_GRAPH_BYTES)
-        encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
-        site = await bench.run(_understand, encoded_graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
-    await meet(transport, prepare.contacts)
-    states = await bench.run(_taken_over, before, site.plan, prepare)
-    here = {**kept, **await bench.run(_tensors_of, before, prepare)}
-    tasks: dict[int, SliceTasks] = {}
-    for number in site.plan.replicas_of(transport.peer_id):
-        index = site.edges[number].slice
-        if index not in states:
-            tensors = await _tensors(transport, owner, site, index, prepare, here, progressed)
-            states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
-        tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
-        progressed()
+    site = await _learnt(transport, bench, owner, prepare, before)
+    meeting = asyncio.create_task(meet(transport, prepare.contacts))
+    try:
+        states = await bench.run(_taken_over, before, site.plan, prepare)
+        here = {**kept, **await bench.run(_tensors_of, before, prepare)}
+        tasks: dict[int, SliceTasks] = {}
+        for number in site.plan.replicas_of(transport.peer_id):
+            index = site.edges[number].slice
+            if index not in states:
+                tensors = await _tensors(transport, owner, site, index, prepare, here, progressed)
+                states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
+            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
+            progressed()
+        await meeting
+    finally:
+        meeting.cancel()
     run = RunId(JobId(prepare.job), prepare.incarnation, prepare.epoch)
     planned = planned_codecs(site.plan, site.edges)
     codecs = {number: EdgeCodecs(site.graph, site.edges[number], planned, bench.device) for number in tasks}
@@ -122,10 +123,26 @@ class _Site:
     needed_bytes: int
 
 
-def _understand(encoded_graph: bytes, encoded_plan: bytes, me: PeerId, prepare: Prepare, offered_bytes: int) -> _Site:
-    """Decode, check and cut. On the compute thread: a stranger's graph may take long, and the event loop must not."""
-    graph, plan = decode_graph(encoded_graph), decode_plan(encoded_plan)
+async def _learnt(transport: Transport, bench: Bench, owner: PeerId, prepare: Prepare, before: BuiltEpoch | None) -> _Site:
+    """Graph and plan, checked. The graph of the epoch before has been checked already."""
+    graph = before.graph if before is not None and before.plan.graph == prepare.graph.digest else None
+    async with BlobReader(transport, owner) as reader:
+        if graph is None:
+            graph = await bench.run(_checked, await _content(reader, prepare.graph, MAX_GRAPH_BYTES), bench.offered_bytes)
+        encoded_plan = await _content(reader, prepare.plan, MAX_PLAN_BYTES)
+    return await bench.run(_understand, graph, encoded_plan, transport.peer_id, prepare, bench.offered_bytes)
+
+
+def _checked(encoded: bytes, offered_bytes: int) -> Graph:
+    """Decode and check. On the compute thread: a stranger's graph may take long, and the event loop must not."""
+    graph = decode_graph(encoded)
     check(graph, Limits(workspace_bytes=offered_bytes))
+    return graph
+
+
+def _understand(graph: Graph, encoded_plan: bytes, me: PeerId, prepare: Prepare, offered_bytes: int) -> _Site:
+    """Decode a plan, check it and cut the graph. On the compute thread, as above."""
+    plan = decode_plan(encoded_plan)
     parts = cut(graph, plan.slice_of)
     check_plan(plan, graph, parts)
     if plan.graph != prepare.graph.digest:

@@ -28,6 +28,7 @@ from fusion_p2p.peer.guarding import Guarding
 from fusion_p2p.peer.keeping import Keeping
 from fusion_p2p.peer.supervision import Supervisor
 from fusion_p2p.peer.voice import Voice
+from fusion_p2p.swarm.announcement import Line
 from fusion_p2p.wire.job_messages import (
     JOB_MESSAGES,
     JOB_PROTOCOL,
@@ -54,8 +55,14 @@ log = logging.getLogger(__name__)
 PULSE_S = 1.0
 LEAVE_S = 1.0
 """How long a peer that leaves waits for its owner to let it go."""
+COPY_SHARE = 0.25
+"""Of the uplink, for copies of states while this peer trains."""
+LEAST_BYTES_PER_S = 128e3
+"""But this much: slower, and who fetches them takes us for dead."""
 ASK_AGAIN_S = 2.0
 """A peer that wants to hand its slices over says so this often: a new epoch may have come in between."""
+MOST_UNHEARD = 4
+"""An owner that was not linked so many times in a row will not hear of it."""
 
 
 class JobService:
@@ -80,10 +87,10 @@ class JobService:
         """The copies of states that lie here."""
         return tuple(self._keeping.copies)
 
-    @property
-    def copy_pace(self) -> Pace:
-        """How fast copies leave while this peer trains; without a limit until one is set."""
-        return self._keeping.pace
+    def line_is(self, line: Line) -> None:
+        """What this peer's line carries: copies get COPY_SHARE of it while values need the rest."""
+        up = line.up_bytes_per_s
+        self._keeping.pace.set_rate(None if up is None else max(COPY_SHARE * up, LEAST_BYTES_PER_S))
 
     def observe_rates(self, observed: Callable[[PeerId, float], None]) -> None:
         """Tell `observed` how many bytes per second large values come in with, and from whom."""
@@ -115,7 +122,7 @@ class JobService:
         """What this peer does, in one line for its volunteer."""
         engaged = self._engagements.first
         if engaged is None:
-            return f"standby: {self.standing() or 'no slice is assigned to this peer' + self._guarded()}"
+            return f"standby: {self.standing() or 'no slice is assigned to this peer'}{self._guarded()}"
         job = f"job {engaged.claim.job[:8]} of owner {engaged.claim.owner}"
         if engaged.built is None:
             return f"preparing for {job}"
@@ -130,10 +137,11 @@ class JobService:
 
     async def drain(self, reason: str, timeout_s: float) -> bool:
         """Ask the owner to have our slices taken over; True once it has let us go, or if nothing is held."""
-        self._closed = reason
+        self._closed, unheard = reason, 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while (engaged := self._engagements.first) is not None:
+                while (engaged := self._engagements.first) is not None and unheard < MOST_UNHEARD:
+                    unheard = 0 if engaged.claim.owner in self._voices else unheard + 1
                     self._say(engaged.claim.owner, Leaving(job=engaged.claim.job, reason=reason))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(ASK_AGAIN_S):

@@ -26,6 +26,8 @@ from fusion_p2p.wire.swarm_messages import Links
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
+CALM_LOOK_S = 1.0
+"""When all that is to be known is known."""
 IDLE_AFTER_S = 10.0
 OCCUPIED_S = 30.0
 """When a peer that is at work may be asked again."""
@@ -68,7 +70,8 @@ class LinkWatch:
             for action in self._step(links.Look(self._others(), idle=self._occupied_s() == 0)):
                 await self._probe(action.peer)
             self._announce()
-            await asyncio.sleep(LOOK_S * self._random.uniform(0.5, 1.5))
+            pause_s = LOOK_S if self._table.measuring else CALM_LOOK_S
+            await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.5))
 
     async def _probe(self, peer: PeerId) -> None:
         try:

@@ -13,7 +13,11 @@ import pytest
 
 from fusion_p2p.errors import RunStopped, SliceFailed
 from fusion_p2p.execute.handover import Handed
+from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory import SimulatedNetwork
+from fusion_p2p.owner.breaks import Break, EpochBroken, PeerFailed, PeersParted
+from fusion_p2p.owner.recovery import Recovery
+from fusion_p2p.owner.stage import Stage
 from fusion_p2p.peer import engagements
 from fusion_p2p.peer.edge_codecs import Coded, EdgeCodecs
 from fusion_p2p.peer.epoch_work import EpochWork
@@ -79,8 +83,15 @@ def corrupted(monkeypatch: pytest.MonkeyPatch, replica: int, direction: Directio
     monkeypatch.setattr(EdgeCodecs, "encode", damaged)
 
 
-async def stopped(path: Path) -> tuple[str, list[str]]:
-    """Why a run on int8 stops, and the peers."""
+async def broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Break, list[str]]:
+    """What breaks the first epoch of a run on int8, and the peers."""
+    seen: list[Break] = []
+
+    async def recover(self: Recovery, stage: Stage, broken: EpochBroken) -> Stage:
+        seen.append(broken.what)
+        raise RunStopped("seen enough")
+
+    monkeypatch.setattr(Recovery, "recover", recover)
 
     def coded(plan: Any, peers: Any) -> Any:
         return replace(plan, edges=tuple(replace(edge, codec="int8") for edge in plan.edges))
@@ -90,10 +101,10 @@ async def stopped(path: Path) -> tuple[str, list[str]]:
         volunteers(network, PEERS) as helpers,
         owner(network, run_config(path, steps=4), contiguous(SLICES), helpers, coded) as owned,
     ):
-        with pytest.raises(RunStopped) as caught:
+        with pytest.raises(RunStopped, match="seen enough"):
             async with asyncio.timeout(60):
                 await owned.run.finish()
-        return str(caught.value), [helper.peer.peer_id for helper in helpers]
+        return seen[0], [helper.peer.peer_id for helper in helpers]
 
 
 async def test_a_replica_that_cannot_encode_ends_its_work_and_is_the_one_named(
@@ -101,9 +112,8 @@ async def test_a_replica_that_cannot_encode_ends_its_work_and_is_the_one_named(
 ) -> None:
     encoding_fails(monkeypatch, 3)  # on the first peer, beside replica 0
     with watched(monkeypatch) as told:
-        reason, peers = await stopped(tmp_path / "run")
-    assert f"peer {peers[0]}" in reason
-    assert "out of memory" in reason
+        what, peers = await broken(tmp_path / "run", monkeypatch)
+    assert what == PeerFailed(PeerId(peers[0]), 3, "out of memory")
     assert [message.replica for message in told.messages if isinstance(message, Failed)] == [3]
     assert told.ended == 1
 
@@ -114,8 +124,10 @@ async def test_who_sent_what_cannot_be_decoded_is_blamed_with_value_and_step(
 ) -> None:
     corrupted(monkeypatch, replica, direction)
     with watched(monkeypatch) as told:
-        reason, peers = await stopped(tmp_path / "run")
-    assert f"peer {peers[replica % PEERS]}" in reason.partition(":")[0].partition(" was lost to ")[0]
+        what, peers = await broken(tmp_path / "run", monkeypatch)
+    assert isinstance(what, PeersParted)
+    assert what.other == peers[replica % PEERS]
+    reason = what.reason
     assert "step 2, micro-batch 1" in reason
     assert ("gradient of value" in reason) == (direction is Direction.BACKWARD)
     assert "scale" in reason
@@ -132,6 +144,7 @@ async def test_what_the_owner_sent_is_reported_as_a_failure_of_ours_to_read_it(
         return decode(self, edge, moment, replace(payload, data=payload.data[:-1]) if edge.source == OWNER else payload)
 
     monkeypatch.setattr(EdgeCodecs, "decode", wrong)
-    reason, peers = await stopped(tmp_path / "run")
-    assert "sent what cannot be read" in reason
-    assert any(f"peer {peer}" in reason.partition(" failed: ")[0] for peer in peers)
+    what, peers = await broken(tmp_path / "run", monkeypatch)
+    assert isinstance(what, PeerFailed)
+    assert what.peer in peers
+    assert "sent what cannot be read" in what.reason

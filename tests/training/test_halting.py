@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.peer import keeping
+from fusion_p2p.swarm.announcement import Line
 from fusion_p2p.wire.job_messages import Abort, Durable, Leaving, Prepared, Source, Stop
 from tests.scripted_owner import ScriptedOwner, scripted, until
 from tests.swarm_in_memory import Volunteer, volunteers
 
-ADAM: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3}
-LAST = 5
+ADAM: dict[str, Any] = {"optimiser": "adam", "learning_rate": 1e-3, "batch_size": 4, "micro_batches": 2}
+LAST = 4
 UNDISTURBED: dict[int, list[dict[str, Tensor]]] = {}
 
 
@@ -172,3 +173,20 @@ async def test_a_peer_that_drains_is_free_once_its_owner_lets_it_go() -> None:
         assert await asyncio.wait_for(leaving, 10)
         assert await helpers[3].service.drain("nothing to do", 1)
         assert not await helpers[1].service.drain("nobody hears", 0.1)
+
+
+async def test_copies_leave_at_a_share_of_the_line_while_their_peer_trains_and_faster_when_it_is_halted() -> None:
+    async with SimulatedNetwork(seed=1) as network, volunteers(network, 3) as helpers, scripted(network, **ADAM) as owner:
+        await begin(owner, helpers)
+        await owner.step(1, snapshot=True)
+        peer, service = helpers[0].peer.peer_id, helpers[0].service
+        size = sum(tensor.nbytes for tensor in (await owner.state(0, 1, peer)).values())
+        service.line_is(Line(up_bytes_per_s=max(size * 4.0, 1e6)))
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await owner.state(0, 1, peer)
+        assert clock() - began > 0.7 * size / max(size, 2.5e5)
+        await owner.halt(peer)
+        began = clock()
+        await owner.state(0, 1, peer)
+        assert clock() - began < 0.7 * size / max(size, 2.5e5)
