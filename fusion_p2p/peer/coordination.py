@@ -46,6 +46,8 @@ LINKS_S = 5.0
 """How long a plan waits for the links of its peers to be measured."""
 KNOWN_LINKS_S = 0.5
 """How long a job that is to be mended waits for the tables of links as they are."""
+URGENT_S = 5.0
+"""For so long it is looked several times a second who is here now for such a job."""
 AGAIN_S = 1.0
 """An owner whose job stands still hears from us at least this often, so that it soon knows when we are lost."""
 
@@ -129,10 +131,12 @@ class Coordination:
                 self._forget_unless_proposed(job)
 
     async def _serve_registered(self, talk: OwnerTalk, register: Register) -> None:
+        began = self._clock.now()
         while self._in_charge(talk, register):
             if await self._look(talk, register):
                 return
-            await asyncio.sleep(self._settings.beat_s / 2)
+            urgent = _purpose(register) == "mend" and self._clock.now() - began < URGENT_S
+            await asyncio.sleep(self._settings.beat_s / (8 if urgent else 2))
         if self._presence.coordinating and _purpose(register) == "improve":
             await talk.messages.send(Unchanged(reason="the job has been registered for something else since"))
         else:
