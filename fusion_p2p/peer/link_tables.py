@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import PeerId
@@ -86,6 +87,12 @@ def place_of(addresses: Sequence[str]) -> tuple[str, str, str]:
 
     A local network means something only where no address reaches further: every second home has 192.168.1.0/24.
     """
+    return _place_of(tuple(addresses))
+
+
+@lru_cache(maxsize=4096)
+def _place_of(addresses: tuple[str, ...]) -> tuple[str, str, str]:
+    """Remembered: every peer asks it of every other several times a second."""
     known = [(_reach_of(address), address) for address in addresses]
     public = next((_host(address) for how, address in known if how is Reach.PUBLIC), "")
     relay = next((address.split(CIRCUIT)[0] for _, address in known if is_relayed(address)), "")
