@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_p2p.cli.main import exit_code_of
+from fusion_p2p.config import JoinConfig
 from fusion_p2p.device.power import on_battery
 from fusion_p2p.errors import WireError
 from fusion_p2p.net.base import Stream
 from fusion_p2p.net.memory import SimulatedNetwork
 from fusion_p2p.net.metering import Meter, MeteredTransport
+from fusion_p2p.net.pacing import Bandwidth
 from fusion_p2p.peer import memory_watch
 from fusion_p2p.peer.control_socket import Answer, Command, ControlSocket, ask, decode_command, running, socket_path
 from fusion_p2p.peer.memory_watch import MemoryWatch, differs
@@ -236,3 +238,13 @@ async def test_memory_that_others_take_is_no_longer_offered(monkeypatch: pytest.
     watching.cancel()
     assert not differs(8 * gib, 8 * gib - (700 << 20))
     assert not differs(1 << 30, (1 << 30) - (200 << 20))
+
+
+async def test_caps_on_the_line_are_kept_and_announced():
+    from fusion_p2p.peer.agent import announced_caps, keep_to  # imports torch and hivemind
+
+    config = JoinConfig(bootstrap=("/ip4/192.0.2.7/tcp/1/p2p/x",), upload_mbit=8.0)
+    bandwidth, caps = Bandwidth(), announced_caps(config)
+    keep_to(bandwidth, caps)
+    assert (caps.upload_bytes_per_s, caps.download_bytes_per_s) == (1e6, None)
+    assert (bandwidth.up.bytes_per_s, bandwidth.down.bytes_per_s) == (1e6, None)
