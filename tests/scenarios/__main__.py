@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 
-from tests.scenarios.playing import play, reproducible
+from tests.scenarios.jobs import JobOutcome, draw_job, play_job
+from tests.scenarios.playing import Outcome, play, reproducible
 
 
 class _InVirtualTime(logging.Formatter):
@@ -23,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--peers", default="5-9", help="how many at the start: a number or a range")
+    parser.add_argument("--job", action="store_true", help="a scenario of a run instead of a swarm")
     parser.add_argument("--verbose", action="store_true", help="every decision of every peer")
     arguments = parser.parse_args()
     if not reproducible():
@@ -33,11 +35,15 @@ def main() -> int:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(_InVirtualTime("%(asctime)s %(name)s %(message)s"))
         logging.basicConfig(level=logging.DEBUG, handlers=[handler])
-    fewest, _, most = arguments.peers.partition("-")
-    outcome = play(arguments.seed, int(fewest), int(most or fewest))
+    outcome: Outcome | JobOutcome
+    if arguments.job:
+        outcome = play_job(draw_job(arguments.seed))
+    else:
+        fewest, _, most = arguments.peers.partition("-")
+        outcome = play(arguments.seed, int(fewest), int(most or fewest))
     print(outcome.scenario)
     print("\n".join(outcome.log))
-    print("\n".join(outcome.broken) or f"nothing broken; settled {outcome.settled_s:.1f} s after the last fault")
+    print("\n".join(outcome.broken) or "nothing broken")
     return int(bool(outcome.broken))
 
 

@@ -17,10 +17,12 @@ from fusion_p2p.net import acquaintances
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.hello import HelloHost, greet, new_process
 from fusion_p2p.net.identity import Identity
-from fusion_p2p.net.memory import SimulatedNetwork, SimulatedTransport
+from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer, SimulatedTransport
 from fusion_p2p.net.memory_pipe import Link
+from fusion_p2p.peer.background import beside
 from fusion_p2p.peer.coordination import Coordination
 from fusion_p2p.peer.presence import Presence
+from fusion_p2p.peer.swarm_view import WorkView
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
 from fusion_p2p.wire.swarm_messages import SWARM_PROTOCOL
 from tests.protocol.swarm_world import PROFILE, LoopClock, Work, at_once
@@ -38,6 +40,7 @@ class Machine:
 
     host: Host
     presence: Presence
+    work: WorkView
     task: asyncio.Task[None]
     started_at: float
 
@@ -53,7 +56,7 @@ class Swarm:
         self.machines: dict[PeerId, Machine] = {}
         self.log: list[str] = []
         self.broken: list[str] = []
-        self._replays = Replays(random.Random(seed), {SWARM_PROTOCOL: duplicates}, REPLAY_WITHIN_S)
+        self.replays = Replays(random.Random(seed), {SWARM_PROTOCOL: duplicates}, REPLAY_WITHIN_S)
         # A seal is as good for one peer as for another; checking it costs more than all else here.
         self._checked_once = mock.patch.object(
             acquaintances, "unseal", functools.lru_cache(4 * MAX_PEERS)(acquaintances.unseal)
@@ -73,7 +76,7 @@ class Swarm:
             self.resume(peer)
             self.leave(peer)
         await self.all_done()
-        await self._replays.stop()
+        await self.replays.stop()
         await self.network.__aexit__(None, None, None)
         self._checked_once.stop()
         await asyncio.sleep(0)
@@ -101,21 +104,33 @@ class Swarm:
         """A new peer, or one that comes back with its identity."""
         node = self.network.join(identity=identity)
         host, clock = Host(), LoopClock(skew_s)
-        transport = HostTransport(node.transport, host, self._replays)
-        directory = HostDirectory(node.directory, host)
-        presence = Presence(transport, directory, node.identity, clock, PROFILE, Work(), self.settings)
+        transport = HostTransport(node.transport, host, self.replays)
+        self.machines[node.peer_id] = self._boot(node, host, transport, clock)
+        self.note(f"start {node.peer_id[-4:]}{' again' if identity else ''}, clock {skew_s:+.1f} s")
+        return node.peer_id
+
+    def _boot(self, node: SimulatedPeer, host: Host, transport: HostTransport, clock: LoopClock) -> Machine:
+        """Everything of a peer, and its work if it has any."""
         blobs, hello = BlobServer(transport), HelloHost(clock, process=new_process())
+        work = self._work(host, transport, blobs, clock)
+        directory = HostDirectory(node.directory, host)
+        presence = Presence(transport, directory, node.identity, clock, PROFILE, work, self.settings)
         Coordination(transport, presence, blobs, clock, self.settings, in_thread=at_once)
 
         async def live() -> None:
             await hello.serve(transport)
             await blobs.start()
-            await presence.run()
+            async with beside(*self._tasks_of(work)):
+                await presence.run()
 
-        now = asyncio.get_running_loop().time()
-        self.machines[node.peer_id] = Machine(host, presence, host.start(live()), now)
-        self.note(f"start {node.peer_id[-4:]}{' again' if identity else ''}, clock {skew_s:+.1f} s")
-        return node.peer_id
+        return Machine(host, presence, work, host.start(live()), asyncio.get_running_loop().time())
+
+    def _work(self, host: Host, transport: HostTransport, blobs: BlobServer, clock: LoopClock) -> WorkView:
+        """What a peer does beside being here."""
+        return Work()
+
+    def _tasks_of(self, work: WorkView) -> list[Coroutine[Any, Any, None]]:
+        return []
 
     def crash(self, peer: PeerId) -> Identity:
         """SIGKILL, also of a process that is paused."""
