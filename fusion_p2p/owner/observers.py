@@ -71,7 +71,7 @@ class SwarmObservers:
             if announcement is not None:
                 await self._transport.connect(announcement.addresses, timeout_s=DIAL_S)
         except (NetworkError, AddressError) as error:
-            log.info("no way to peer=%s: %s", peer, error)
+            log.debug("no way to peer=%s: %s", peer, error)
 
     async def _reaches(self, observer: PeerId, suspect: PeerId) -> bool | None:
         """What one observer says; None when it says nothing."""
