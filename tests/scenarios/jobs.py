@@ -14,6 +14,7 @@ import asyncio
 import functools
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -311,3 +312,12 @@ def _result(path: Path, swarm: JobSwarm) -> Result:
     checkpoint = newest_checkpoint(path / "checkpoint", swarm.note)
     state = {} if checkpoint is None else {name: checkpoint.tensor(name) for name in checkpoint.names}
     return Result(tuple(losses[step] for step in sorted(losses)), state)
+
+
+def play_jobs(first: int, count: int) -> list[JobOutcome]:
+    """The scenarios of so many seeds, each told on stderr with a line that replays it when it broke something."""
+    outcomes = [play_job(draw_job(seed)) for seed in range(first, first + count)]
+    for outcome in outcomes:
+        if outcome.broken:
+            print(outcome.explain(), file=sys.stderr, flush=True)
+    return outcomes
