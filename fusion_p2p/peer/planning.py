@@ -39,6 +39,8 @@ FETCH_S = 60.0
 AGAIN_S, SHARE = 30.0, 0.05
 """Something better is not looked for again so soon among the same peers, however much their links change; and where looking
 takes long so much later that it takes no more than this share of a peer's time."""
+MAX_TASKS = 4_000_000
+"""Of a step of a plan that an owner wants mended or improved: it is simulated here."""
 T = TypeVar("T")
 
 
@@ -126,7 +128,7 @@ class Planner:
         except NetworkError as error:
             return NotNow(f"the coordinator cannot fetch the graph: {error}")
         except (GraphError, WireError) as error:
-            return NoPlan(f"the coordinator refuses the graph: {error}")
+            return NoPlan(f"the coordinator refuses the graph{' or the plan in use' if current else ''}: {error}")
         self._remember(register, computed, self._clock.now() - began)
         return computed.made
 
@@ -234,6 +236,9 @@ def _understood(graph: Graph, encoded: bytes) -> Running:
     current = decode_plan(encoded)
     if len(current.slice_of) != len(graph.nodes):
         raise WireError("the plan in use is for something else")
+    tasks = 2 * current.micro_batches * len(current.replicas)
+    if tasks > MAX_TASKS:
+        raise WireError(f"the plan in use has {tasks} tasks a step, at most {MAX_TASKS} are judged")
     parts = cut(graph, current.slice_of)
     check_plan(current, graph, parts)
     return Running(current, parts)

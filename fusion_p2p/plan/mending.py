@@ -35,12 +35,16 @@ from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.plan.simulate import simulate
 from fusion_p2p.plan.sizing import all_in_flight, sized
 
-CARRIED = 64
-"""Partial choices that are carried on to the next place."""
+CARRIED, LOOKED_AT = 64, 512
+"""Partial choices that are carried on to the next place: so many, or of very many places so many for all of them together."""
+MOST_PLACES = 64
+"""A plan that lost more is not mended: who takes so many places is found sooner by planning anew."""
 TRIED = 12
 """Complete choices that are looked at exactly."""
 SIMULATED_TASKS = 4_000
 """Of those that are equally good so far, so many that their steps have about this many tasks together are simulated."""
+MOST_TASKS = 40_000
+"""A step of more tasks takes too long to simulate while a run stands still: it is predicted as before."""
 COVERED = "all slices are covered"
 
 Held = Mapping[int, Collection[PeerId]]
@@ -135,6 +139,8 @@ class _Mending:
         """The best of the best choices."""
         if self.places and not self.takers:
             return NoPlan(f"slice {self.places[0].slice} needs a peer: nobody else is here")
+        if len(self.places) > MOST_PLACES:
+            return NoPlan(f"{len(self.places)} places of the plan are empty, too many to be filled one by one")
         choices = self._choices()
         if isinstance(choices, NoPlan):
             return choices
@@ -167,7 +173,8 @@ class _Mending:
             longer = [further for choice in choices for further in self._further(choice, place)]
             if not longer:
                 return self._shortage(choices, place)
-            choices = nsmallest(CARRIED, longer, key=lambda choice: self._cost(choice, number + 1))
+            carried = min(CARRIED, max(1, LOOKED_AT // len(self.places)))
+            choices = nsmallest(carried, longer, key=lambda choice: self._cost(choice, number + 1))
         return choices
 
     def _cost(self, choice: _Choice, filled: int) -> tuple[tuple[int, int, int], float, list[str]]:
@@ -220,7 +227,7 @@ class _Mending:
         """The plan of a complete choice, with its step simulated."""
         draft = self._draft(choice)
         made = sized(self.graph, self.parts, self.costs, draft, self.network, self.moments)
-        if isinstance(made, NoPlan):
+        if isinstance(made, NoPlan) or 2 * made.micro_batches * len(made.replicas) > MOST_TASKS:
             return made
         step = simulate(pipeline_of_plan(self.graph, self.parts, self.costs, made, self.network))
         return replace(made, predicted_step_s=step.step_s)

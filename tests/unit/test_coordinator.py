@@ -270,7 +270,7 @@ def test_with_fewer_peers_than_wanted_a_plan_that_was_mended_stays_as_it_is() ->
     assert action == Stay(ONE, "3 peers wanted: 2 peers free or its own")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_no_peer_is_ever_planned_for_two_jobs_at_once(data: st.DataObject) -> None:
     state, now = Jobs(), 0.0

@@ -205,6 +205,14 @@ def test_many_peers_are_mended_with_few_simulations(monkeypatch: pytest.MonkeyPa
     assert sum(old.members != new.members for old, new in zip(plan.slices, made.slices, strict=True)) == 2
 
 
+def test_a_plan_that_lost_very_much_is_not_mended_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mending, "MOST_PLACES", 1)
+    net = network([0] * 5)
+    plan = plan_of(net, (0,), (1,), (2,))
+    found = mend(GRAPH, PARTS, COSTS, plan, net, REQUEST, {peer(0), peer(1)}, {})
+    assert found == NoPlan("2 places of the plan are empty, too many to be filled one by one")
+
+
 # Against trying everything.
 
 
@@ -235,7 +243,7 @@ def choices(plan: Plan, net: Network, without: Collection[PeerId], held: Held) -
             yield rank, simulate(pipeline_of_plan(GRAPH, PARTS, COSTS, made, net)).step_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9))
 def test_no_choice_is_better(seed: int) -> None:
     random = np.random.default_rng(seed)
