@@ -18,6 +18,8 @@ LONGEST_S = 600.0
 """Between two copies, however reliable the peers seem."""
 BUDGET = 0.04
 """Copies may take this share of the time, however often peers are lost."""
+URGENT_BUDGET = 0.2
+"""The same while a slice has no copy, as after a loss."""
 MEMORY_BYTES_PER_S = 1e9
 """Copying and hashing a state on the way: the least that a copy costs, until it is measured."""
 LEAST_COST_S = 0.02
@@ -100,6 +102,6 @@ def interval_s(cost_s: float, mean_time_s: float, last_s: float) -> float:
     return max(shortest_s(cost_s, last_s), min(LONGEST_S, math.sqrt(2.0 * cost_s * mean_time_s)))
 
 
-def shortest_s(cost_s: float, last_s: float) -> float:
+def shortest_s(cost_s: float, last_s: float, budget: float = BUDGET) -> float:
     """The least interval, whatever happened: within the budget, and not before the last copy has arrived."""
-    return max(cost_s / BUDGET, last_s)
+    return max(cost_s / budget, last_s)

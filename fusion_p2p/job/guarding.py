@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_p2p.ids import PeerId
-from fusion_p2p.job.copy_interval import Laps, LossRate, interval_s, shortest_s
+from fusion_p2p.job.copy_interval import BUDGET, URGENT_BUDGET, Laps, LossRate, interval_s, shortest_s
 from fusion_p2p.job.guard_choice import Candidate, Load, choose
 from fusion_p2p.job.guard_terms import (
     Action,
@@ -83,11 +83,16 @@ class Guarding:
         return frozenset([*asked, *(copy.peer for copy in self.copies)]) - self.members
 
     @property
+    def covered(self) -> bool:
+        """Whether every slice has a copy somewhere, of whatever step."""
+        return {copy.slice for copy in self.copies} == set(range(len(self.parts)))
+
+    @property
     def interval_s(self) -> float:
         """Seconds from the beginning of the last round to the next."""
         cost_s = self.laps.cost_s(max((part.num_bytes for part in self.parts), default=0), self.took_s)
         if self.early:
-            return shortest_s(cost_s, self.took_s)
+            return shortest_s(cost_s, self.took_s, BUDGET if self.covered else URGENT_BUDGET)
         return interval_s(cost_s, self.losses.mean_time_s(len(self.members)), self.took_s)
 
 

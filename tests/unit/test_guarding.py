@@ -121,6 +121,13 @@ def test_the_next_round_waits_for_its_interval_and_a_new_spare_does_not() -> Non
     assert drive(state, Deciding(2), now=1.0)[1] == [AskCopy(2)]
 
 
+def test_a_slice_without_a_copy_is_more_urgent_than_a_new_spare() -> None:
+    state = replace(covered(), took_s=0.0)
+    new, _ = drive(state, Seen((spare(S), spare(T))))
+    bare, _ = drive(state, Lost(S))
+    assert bare.interval_s < new.interval_s < state.interval_s
+
+
 def test_every_n_steps_and_never_are_taken_literally() -> None:
     state = begun(spare(S), every=3)
     assert [bool(drive(state, Deciding(step))[1]) for step in range(1, 7)] == [False, False, True, False, False, True]
