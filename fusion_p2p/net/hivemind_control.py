@@ -7,9 +7,12 @@ with hivemind's messages. Of the two address types, hivemind's writes `/p2p/...`
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -17,12 +20,16 @@ from multiaddr import Multiaddr
 
 from fusion_p2p.errors import NetworkError
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.hivemind_parts import HivemindMultiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from fusion_p2p.net.hivemind_parts import HivemindMultiaddr, p2pd_pb2, read_pbmsg_safe
 
 logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process when it is imported
 
 READ_BUFFER_BYTES = 256 << 10
 """A stream stops reading from the daemon when it holds twice this."""
+
+
+MAX_IDS = 4096
+"""Whose two forms are remembered: base58 takes longer than anything else here."""
 
 
 class DaemonRefused(NetworkError):
@@ -50,6 +57,8 @@ class ControlSocket:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.answered_at = time.monotonic()
+        """When it last did."""
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """The daemon's peer id and the addresses it announces."""
@@ -59,11 +68,17 @@ class ControlSocket:
 
     async def connect(self, peer: PeerId, dials: Sequence[str]) -> None:
         """Dial a peer at addresses without their `/p2p/ID`. DaemonRefused with the reasons."""
-        request = p2pd_pb2.ConnectRequest(peer=base58.b58decode(peer), addrs=[Multiaddr(dial).to_bytes() for dial in dials])
+        request = p2pd_pb2.ConnectRequest(peer=_peer_bytes(peer), addrs=[Multiaddr(dial).to_bytes() for dial in dials])
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
+    async def is_connected(self, peer: PeerId) -> bool:
+        """Whether there is a connection to a peer."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        wanted = _peer_bytes(peer)
+        return any(connected.id == wanted for connected in response.peers)
+
     async def disconnect(self, peer: PeerId) -> None:
-        request = p2pd_pb2.DisconnectRequest(peer=base58.b58decode(peer))
+        request = p2pd_pb2.DisconnectRequest(peer=_peer_bytes(peer))
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 
     async def peers(self) -> tuple[PeerId, ...]:
@@ -80,10 +95,12 @@ class ControlSocket:
 
     async def open(self, peer: PeerId, protocol: str) -> RawStream:
         """A stream to a peer; the connection to the daemon becomes the stream."""
-        request = p2pd_pb2.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol])
+        request = p2pd_pb2.StreamOpenRequest(peer=_peer_bytes(peer), proto=[protocol])
         reader, writer = await self._connection()
         try:
-            response = await _exchange(reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request))
+            response = await self._exchange(
+                reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
+            )
         except BaseException:  # cancelled or refused: nobody else knows of this connection
             writer.transport.abort()
             raise
@@ -92,7 +109,7 @@ class ControlSocket:
     async def _ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         reader, writer = await self._connection()
         try:
-            return await _exchange(reader, writer, request)
+            return await self._exchange(reader, writer, request)
         finally:
             writer.transport.abort()
 
@@ -101,6 +118,21 @@ class ControlSocket:
             return await asyncio.open_unix_connection(str(self._path), limit=READ_BUFFER_BYTES)
         except OSError as error:
             raise DaemonGone(f"the local network daemon p2pd does not answer: {error.strerror}") from None
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: p2pd_pb2.Request
+    ) -> p2pd_pb2.Response:
+        response = p2pd_pb2.Response()
+        try:
+            writer.write(_framed(request))
+            await writer.drain()
+            await read_pbmsg_safe(reader, response)
+        except (OSError, EOFError, ValueError) as error:
+            raise DaemonGone(f"the local network daemon p2pd broke off: {type(error).__name__}") from None
+        self.answered_at = time.monotonic()
+        if response.type == p2pd_pb2.Response.ERROR:
+            raise DaemonRefused(response.error.msg)
+        return response
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawStream:
@@ -113,23 +145,30 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     return _raw_stream(info, reader, writer)
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
-    response = p2pd_pb2.Response()
-    try:
-        await write_pbmsg(writer, request)
-        await read_pbmsg_safe(reader, response)
-    except (OSError, EOFError, ValueError) as error:
-        raise DaemonGone(f"the local network daemon p2pd broke off: {type(error).__name__}") from None
-    if response.type == p2pd_pb2.Response.ERROR:
-        raise DaemonRefused(response.error.msg)
-    return response
-
-
 def _raw_stream(info: p2pd_pb2.StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawStream:
     return RawStream(_peer_text(info.peer), _address_text(info.addr), info.proto, reader, writer)
 
 
+def _framed(request: p2pd_pb2.Request) -> bytes:
+    """In one piece, for every write wakes the daemon: the length in seven bits a byte, then the message."""
+    body, head = request.SerializeToString(), bytearray()
+    left = len(body)
+    while left > 0x7F:
+        head.append(left & 0x7F | 0x80)
+        left >>= 7
+    head.append(left)
+    return bytes(head) + body
+
+
+@functools.lru_cache(MAX_IDS)
+def _peer_bytes(peer: PeerId) -> bytes:
+    return base58.b58decode(peer)
+
+
+@functools.lru_cache(MAX_IDS)
+@lru_cache(maxsize=4096)
 def _peer_text(data: bytes) -> PeerId:
+    """Remembered: base58 in Python takes 0.1 ms, and every dial lists all peers that are connected."""
     return PeerId(base58.b58encode(data).decode())
 
 
