@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -151,7 +150,8 @@ def _raw_stream(info: p2pd_pb2.StreamInfo, reader: asyncio.StreamReader, writer:
 
 def _framed(request: p2pd_pb2.Request) -> bytes:
     """In one piece, for every write wakes the daemon: the length in seven bits a byte, then the message."""
-    body, head = request.SerializeToString(), bytearray()
+    body: bytes = request.SerializeToString()
+    head = bytearray()
     left = len(body)
     while left > 0x7F:
         head.append(left & 0x7F | 0x80)
@@ -166,9 +166,7 @@ def _peer_bytes(peer: PeerId) -> bytes:
 
 
 @functools.lru_cache(MAX_IDS)
-@lru_cache(maxsize=4096)
 def _peer_text(data: bytes) -> PeerId:
-    """Remembered: base58 in Python takes 0.1 ms, and every dial lists all peers that are connected."""
     return PeerId(base58.b58encode(data).decode())
 
 
