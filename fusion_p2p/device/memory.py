@@ -22,9 +22,13 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory less MARGIN. On the CPU, what the system can give without swapping, within the container's limit."""
+    """Free memory less MARGIN. On the CPU, what the system can give without swapping, within the container's limit.
+
+    What torch keeps of a card after its tensors have gone counts as free: the next slices get it.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         free = min(psutil.virtual_memory().available, _container_bytes_left(_CGROUP))
     return int(free * (1 - MARGIN))

@@ -92,9 +92,9 @@ async def _bench(config: JoinConfig) -> AsyncIterator[Bench]:
         thread.close()
 
 
-def _offered_bytes(device: torch.device, most_gib: float | None) -> int:
-    """What is free now, at most what the volunteer gives."""
-    free = free_bytes(device)
+def _offered_bytes(device: torch.device, most_gib: float | None, copies_bytes: int = 0) -> int:
+    """What is free now, at most what the volunteer gives. Copies for others, on the host, go when slices need their room."""
+    free = free_bytes(device) + (copies_bytes if device.type == "cpu" else 0)
     return free if most_gib is None else min(free, int(most_gib * GIB))
 
 
@@ -142,7 +142,8 @@ class _Station:
                 task.cancel()
 
     async def _free_bytes(self) -> int:
-        return await self._bench.run(_offered_bytes, self._bench.device, self._config.memory_gib)
+        copies_bytes = sum(copy.num_bytes for copy in self._jobs.copies)
+        return await self._bench.run(_offered_bytes, self._bench.device, self._config.memory_gib, copies_bytes)
 
     def _is_idle(self) -> bool:
         return self._jobs.holding() is None

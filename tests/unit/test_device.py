@@ -95,3 +95,11 @@ def test_container_limit_counts(tmp_path: Path):
     assert _container_bytes_left(tmp_path) == 1500
     (tmp_path / "memory.max").write_text("400\n")
     assert _container_bytes_left(tmp_path) == 0
+
+
+@pytest.mark.row(21)
+def test_what_torch_keeps_of_a_card_is_free_and_what_others_take_is_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 << 30, 12 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
+    assert free_bytes(torch.device("cuda:0")) == int((10 << 30) * 0.9)
