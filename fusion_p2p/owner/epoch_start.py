@@ -46,7 +46,7 @@ class EpochStart:
     ) -> NotStarted | None:
         """Run the proposal's epoch, or say why it does not. `order` is for the epoch after the newest.
 
-        What does not concern the start goes to `aside`.
+        What does not concern the start, or not only that, goes to `aside`.
         """
         attempt = _Attempt(links, order, record_start)
         self._step(proposed, attempt)
@@ -60,7 +60,7 @@ class EpochStart:
             event = attempt.event(happened)
             if event is not None:
                 self._step(event, attempt)
-            else:
+            if event is None or isinstance(happened, Gone):
                 aside(happened)
         return attempt.failure
 

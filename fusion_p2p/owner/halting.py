@@ -82,7 +82,9 @@ class Halting:
 
     def lose(self, peer: PeerId, reason: str) -> None:
         """A peer is gone, or has failed: for now it is done without, and asked again in a while."""
-        self._changed = self._changed or peer not in self._lost
+        if peer not in self._lost:
+            self._guards.gone(peer, reason)
+            self._changed = True
         self._stocks.pop(peer, None)
         self._asked.pop(peer, None)
         if peer in self._stage.plan.peers:
@@ -97,10 +99,10 @@ class Halting:
     def take(self, event: Event) -> None:
         """Take in what has happened."""
         match event:
+            case Gone(peer, reason) if peer in self._stocks or peer in self._asked or peer in self._stage.plan.peers:
+                self.lose(peer, reason)
             case Gone(peer, reason):
                 self._guards.gone(peer, reason)
-                if peer in self._stocks or peer in self._asked or peer in self._stage.plan.peers:
-                    self.lose(peer, reason)
             case Heard(peer, message):
                 self._hear(peer, message)
 
