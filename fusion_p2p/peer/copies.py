@@ -42,7 +42,7 @@ class CopyKey:
 class Copy:
     """A state on the host; nobody changes its tensors.
 
-    own: of a slice that is (or was) executed here. fetched: others have begun to fetch it. digest: once it was computed.
+    own: of a slice that is executed here. fetched: others have begun to fetch it. digest: once it was computed.
     """
 
     key: CopyKey
@@ -117,6 +117,11 @@ class Copies:
         """States before this step are not needed any more."""
         self._durable[lineage] = max(step, self._durable.get(lineage, 0))
         self._drop(key for key in self._copies if key.lineage == lineage and key.step < step)
+
+    def disown(self, lineage: Lineage) -> None:
+        """Nothing of the run is executed here any more: its copies lie here as those of others do."""
+        for copy in self.of(lineage):
+            copy.own = False
 
     def rolled_back(self, lineage: Lineage, step: int) -> None:
         """The run goes on from this step: what came after it did not happen."""

@@ -245,8 +245,7 @@ class JobService:
 
     def _make_room(self) -> None:
         """Copies that others asked for lie in memory that slices do not need."""
-        needed = sum(built.needed_bytes for every in self._engagements.at_work().values() for built in every)
-        for copy in self._keeping.make_room(needed):
+        for copy in self._keeping.make_room():
             self._guarding.gave_up(copy, "its memory is needed for slices")
 
     def _pace_for(self, asker: PeerId) -> Pace | None:

@@ -102,6 +102,7 @@ class Keeping:
         task.add_done_callback(self._retiring.discard)
 
     async def _retire(self, lineage: Lineage, built: BuiltEpoch) -> None:
+        self.make_room()  # what was at work until now is not any more
         for index, state in built.states.items():
             snapshot = await self._bench.run(state.retired)
             if snapshot is None or self.copies.get(CopyKey(lineage, index, snapshot.step)) is not None:
@@ -111,6 +112,7 @@ class Keeping:
                 log.info("slice=%d of job=%s is not kept: %s lacking", index, lineage.job[:8], gib(lacking))
             else:
                 self.keep(lineage, index, snapshot)
+        self.copies.disown(lineage)
 
     async def at_hand(self, lineage: Lineage, step: int) -> Mapping[str, Tensor]:
         """The tensors of a step of which copies lie here; those of other incarnations of the job go."""
@@ -175,9 +177,10 @@ class Keeping:
     def _known(self) -> set[Lineage]:
         return {*self.copies.lineages, *self._admitted, *self._at_work()}
 
-    def make_room(self, needed_bytes: int) -> list[Copy]:
+    def make_room(self) -> list[Copy]:
         """What slices at work here need is not there for copies: which guarded ones had to go for it."""
-        on_host = needed_bytes if self._bench.device.type == "cpu" else 0
+        needed = sum(built.needed_bytes for every in self._at_work().values() for built in every)
+        on_host = needed if self._bench.device.type == "cpu" else 0
         self.copies.limit_bytes = max(0, self._offered_bytes() - on_host)
         return self.copies.shrink()
 

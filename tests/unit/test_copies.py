@@ -64,6 +64,8 @@ def test_only_guarded_copies_make_room_the_oldest_first() -> None:
     copies.limit_bytes = 0
     assert [gone.key.slice for gone in copies.shrink()] == [2]
     assert copies.num_bytes == 200
+    copies.disown(RUN)
+    assert [gone.key.slice for gone in copies.shrink()] == [0, 3]
 
 
 @given(lists(tuples(integers(0, 2), integers(0, 60), integers(0, 60)), max_size=40))
