@@ -104,7 +104,7 @@ class Connections:
     async def _open_connected(self, peer: PeerId, protocol: str) -> RawStream | None:
         """A stream over the connection there is; None when there is none, or it is gone and p2pd does not know it yet."""
         control = self._control()
-        if peer not in await control.peers():
+        if not await control.is_connected(peer):
             return None
         try:
             async with asyncio.timeout(REUSE_TIMEOUT_S):

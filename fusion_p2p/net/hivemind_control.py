@@ -162,7 +162,7 @@ def _framed(request: p2pd_pb2.Request) -> bytes:
 
 @functools.lru_cache(MAX_IDS)
 def _peer_bytes(peer: PeerId) -> bytes:
-    return base58.b58decode(peer)
+    return bytes(base58.b58decode(peer))
 
 
 @functools.lru_cache(MAX_IDS)

@@ -22,7 +22,7 @@ _put_in_place()
 from hivemind.dht.node import DHTNode
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
@@ -38,5 +38,4 @@ __all__ = [
     "p2pd_pb2",
     "read_pbmsg_safe",
     "use_hivemind_log_handler",
-    "write_pbmsg",
 ]

@@ -214,6 +214,8 @@ class HivemindTransport:
             ending.cancel()
 
     async def _answers(self) -> bool:
+        if time.monotonic() - self._daemon.control.answered_at < CHECK_S:
+            return True
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._daemon.control.identify()

@@ -8,6 +8,7 @@ expiry belong together.
 
 from __future__ import annotations
 
+import functools
 import struct
 
 from fusion_p2p.errors import WireError
@@ -18,6 +19,9 @@ RECORD_DOMAIN = "announcement"
 MAX_RECORD_BYTES = 2 << 10
 """Of a sealed record, without its stamp."""
 MAX_LIFETIME_S = 3600.0
+
+MAX_READ = 1024
+"""Stamped records found valid are remembered: every look-up brings all of them again, and checking is most of its cost."""
 
 _STAMP_DOMAIN = "directory"
 _EXPIRY = struct.Struct(">d")
@@ -40,6 +44,7 @@ def stamp(identity: Identity, record: bytes, expires_at: float) -> bytes:
     return seal(identity, _EXPIRY.pack(expires_at) + record, domain=_STAMP_DOMAIN)
 
 
+@functools.lru_cache(MAX_READ)
 def read_stamped(stamped: bytes, expires_at: float) -> tuple[PeerId, bytes]:
     """The publisher and the record; WireError unless both seals are the publisher's and the expiry is the one sealed."""
     if len(stamped) > MAX_STAMPED_BYTES:
