@@ -90,6 +90,23 @@ async def test_a_source_that_falls_silent_is_followed_by_the_next_which_goes_on_
         assert rest == whole[-len(rest) :], "it went on where the first had broken off"
 
 
+async def test_a_newer_step_of_a_slice_replaces_one_that_is_still_being_fetched() -> None:
+    async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
+        peers = [helper.peer.peer_id for helper in helpers]
+        await begin(owner, helpers)
+        await owner.step(1, snapshot=True)
+        await owner.step(2, snapshot=True)
+        first, second = await owner.kept(1, 1), await owner.kept(1, 2)
+        before = helpers[3].service.progress()
+        network.set_link(peers[1], peers[3], Link(bytes_per_s=2e4, buffer_bytes=4 << 10))
+        await owner.guard(peers[3], first, peers[1])
+        await until(lambda: helpers[3].service.progress() > before)
+        network.set_link(peers[1], peers[3], Link())
+        await owner.guard(peers[3], second, peers[1])
+        assert (await owner.hear(peers[3], Held)).step == 2
+        assert [copy.key.step for copy in helpers[3].service.copies] == [2]
+
+
 async def test_what_is_not_the_state_that_was_kept_is_not_held() -> None:
     async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
         peers = [helper.peer.peer_id for helper in helpers]
