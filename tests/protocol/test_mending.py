@@ -399,6 +399,21 @@ def test_a_plan_for_another_graph_is_refused() -> None:
     in_virtual_time(scenario())
 
 
+def test_a_plan_that_takes_too_long_to_judge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MAX_TASKS", 1)
+
+    async def scenario() -> None:
+        async with World(14) as world:
+            await swarm_of(world, 3)
+            owner = Running(world, peers=2)
+            plan = replace(await owner.begin(world), predicted_step_s=1.0)
+            mending = start(owner.mend(plan, {sorted(plan.peers)[0]}))
+            await eventually(lambda: owner.heard("16 tasks a step, at most 1 are judged"), within_s=5.0)
+            mending.cancel()
+
+    in_virtual_time(scenario())
+
+
 def test_who_is_lost_while_something_better_is_looked_for_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     enough = asyncio.Event()
 
