@@ -19,9 +19,11 @@ from contrib.chaos.places import Loopback
 from contrib.chaos.population import populated
 from contrib.processes import ProgramFailed, python_module
 
+BATCH = 16
+"""Steps of a few seconds: then about every block with copies has one at the default interval."""
 BLOCK = 10
 PAIRS = 10
-FIRST = 20
+FIRST = 10
 """Steps before the blocks: the first ones take longer, and the first copies are made."""
 REST = 2
 STEPS = FIRST + 2 * PAIRS * BLOCK
@@ -33,7 +35,7 @@ def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fusion-copying-") as name:
         run = Path(name) / "run"
         with populated(Loopback(), Path(name) / "peers", SLICES + SPARES) as population:
-            arguments = [*MODEL, "--steps", str(STEPS), "--checkpoint-every", str(STEPS)]
+            arguments = [*MODEL, "--batch-size", str(BATCH), "--steps", str(STEPS), "--checkpoint-every", str(STEPS)]
             command = python_module(
                 "contrib.benchmarks.alternating_owner", "--block", str(BLOCK), "--first", str(FIRST), "--rest", str(REST),
                 "train", "--bootstrap", population.address, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-nat", "--run", str(run),

@@ -48,12 +48,14 @@ class LossRate:
 class Laps:
     """Durations of steps, with and without a copy on its way, taken at the moments when steps are decided.
 
-    quiet_s: the newest without. copied_s: the sum over the `copied` laps of the round under way. costs_s: of the newest rounds.
+    quiet_s: the newest without. copied_s: the sum over `copied` laps, of `rounds` whose cost is not known yet. costs_s: of the
+    newest that is.
     """
 
     step: int = -1
     at: float = 0.0
     touched: bool = False
+    rounds: int = 0
     copied: int = 0
     copied_s: float = 0.0
     quiet_s: tuple[float, ...] = ()
@@ -64,15 +66,15 @@ class Laps:
         follows = step == self.step + 1
         laps = replace(self, step=step, at=now, touched=copying)
         if not follows:
-            return laps if copying else replace(laps, copied=0, copied_s=0.0)
+            return laps if copying else replace(laps, rounds=0, copied=0, copied_s=0.0)
         if not self.touched and not copying:
-            return replace(laps, quiet_s=(*self.quiet_s, now - self.at)[-MAX_QUIET:])
+            return replace(laps, quiet_s=(*self.quiet_s, now - self.at)[-MAX_QUIET:])._closed()
         laps = replace(laps, copied=self.copied + 1, copied_s=self.copied_s + now - self.at)
         return laps if copying else laps._closed()
 
     def touch(self) -> Laps:
         """A copy begins now."""
-        return replace(self, touched=True)
+        return replace(self, touched=True, rounds=self.rounds + 1)
 
     @property
     def know_quiet(self) -> bool:
@@ -89,11 +91,13 @@ class Laps:
         return max(least, median(self.costs_s)) if self.costs_s else least + UNMEASURED_SHARE * took_s
 
     def _closed(self) -> Laps:
-        """The round is over: what its steps took beyond others is its cost."""
-        without = replace(self, copied=0, copied_s=0.0)
-        if not self.know_quiet:
+        """No round is under way: what the last one took beyond other steps is its cost, as soon as these are known."""
+        without = replace(self, rounds=0, copied=0, copied_s=0.0)
+        if not self.rounds:
             return without
-        cost = self.copied_s - self.copied * median(self.quiet_s)
+        if not self.know_quiet:
+            return self
+        cost = (self.copied_s - self.copied * median(self.quiet_s)) / self.rounds
         return replace(without, costs_s=(*self.costs_s, cost)[-MAX_COSTS:])
 
 

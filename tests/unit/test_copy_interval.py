@@ -86,3 +86,12 @@ def test_one_odd_round_does_not_change_the_cost() -> None:
 def test_going_back_is_no_step() -> None:
     state = laps([(1.0, False)] * 3)
     assert state.decided(2, 100.0, copying=False).quiet_s == state.quiet_s
+
+
+def test_the_first_copy_is_measured_when_others_steps_are_known() -> None:
+    state, now = Laps().decided(1, 0.0, copying=False).touch(), 0.0
+    for step, lap in enumerate([3.0, 1.0, 1.0, 1.0], 2):
+        assert state.cost_s(0, 40.0) == pytest.approx(10.02)
+        now += lap
+        state = state.decided(step, now, copying=False)
+    assert state.cost_s(0, 40.0) == pytest.approx(2.0)
