@@ -5,7 +5,7 @@ What a run owes, whatever happens to its peers:
     * it ends within FINISHED_S, every step with the loss, and the model with the bits, of the undisturbed run: so every
       micro-batch of a committed step was counted once;
     * one lineage of plans: epochs only grow, and a step counts only in the epoch that was started last;
-    * when it has ended nobody holds a slice of it, and no task and no stream is left behind.
+    * when it has ended nobody who can be told so holds a slice of it, and no task and no stream is left behind.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
-from fusion_p2p.clock import Clock
 from fusion_p2p.config import TrainConfig
 from fusion_p2p.errors import FusionError
 from fusion_p2p.graph.capture import Captured, capture
@@ -57,8 +56,11 @@ SLICES, STEPS = 3, 6
 LONGEST_TASK_S = 0.05
 SETTINGS: dict[str, Any] = {"steps": STEPS, "layers": 1, "width": 16, "heads": 2, "context": 8, "checkpoint_every": 3}
 
-Kind = Literal["crash", "crash spare", "crash coordinator", "restart", "drain", "pause", "reset streams"]
-KINDS: tuple[Kind, ...] = ("crash", "crash spare", "crash coordinator", "restart", "drain", "pause", "reset streams")
+Kind = Literal[
+    "crash", "crash spare", "crash coordinator", "restart", "drain", "pause", "pause owner", "cut off", "lose", "reset streams"
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FOR_A_WHILE = ("restart", "pause", "pause owner", "cut off", "lose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,18 @@ def draw_job(seed: int) -> JobScenario:
     for _ in range(rng.randint(1, 3)):
         kind = rng.choice(KINDS)
         lost += kind in ("crash", "crash spare", "crash coordinator", "drain")
-        for_s = rng.choice((0.5, 3.0, 12.0)) * rng.uniform(0.5, 1.5) if kind in ("restart", "pause") else 0.0
+        for_s = rng.choice((0.5, 3.0, 12.0)) * rng.uniform(0.5, 1.5) if kind in FOR_A_WHILE else 0.0
         faults.append(JobFault(rng.randint(1, STEPS - 1), rng.uniform(0, 0.6), kind, rng.randrange(SLICES), for_s))
     link = Link(latency_s=rng.choice((0.001, 0.02)), jitter_s=rng.choice((0.0, 0.01)), bytes_per_s=1e8)
     return JobScenario(seed, lost + rng.randint(1, 2), link, rng.choice((0.0, 0.1)), tuple(faults))
 
 
 class JobSwarm(Swarm):
-    """A swarm whose peers serve jobs."""
+    """A swarm whose peers serve jobs. `back_at`: when peers that were out of reach came back."""
+
+    def __init__(self, seed: int, link: Link, duplicates: float) -> None:
+        super().__init__(seed, link, duplicates)
+        self.back_at: dict[PeerId, float] = {}
 
     def _work(self, host: Host, transport: HostTransport, blobs: BlobServer, clock: LoopClock) -> WorkView:
         thread = VirtualThread(random.Random(self.rng.random()), LONGEST_TASK_S)
@@ -150,8 +156,9 @@ class JobSwarm(Swarm):
 class Recorder:
     """What the owner reports; a step that is shown may set off faults."""
 
-    def __init__(self, swarm: JobSwarm, faults: tuple[JobFault, ...]) -> None:
+    def __init__(self, swarm: JobSwarm, owner: Host, faults: tuple[JobFault, ...]) -> None:
         self._swarm = swarm
+        self._owner = owner
         self._todo = list(faults)
 
     def say(self, line: str) -> None:
@@ -171,6 +178,10 @@ class Recorder:
         victim = victims.get(fault.kind, swarm.holder(fault.slice))
         if fault.kind == "reset streams":
             swarm.network.reset_streams()
+        elif fault.kind == "pause owner":
+            self._owner.pause()
+            await asyncio.sleep(fault.for_s)
+            self._owner.resume()
         elif victim is None:
             swarm.note("nobody is there for that")
         elif fault.kind == "drain":
@@ -179,6 +190,16 @@ class Recorder:
             swarm.pause(victim)
             await asyncio.sleep(fault.for_s)
             swarm.resume(victim)
+            swarm.back_at[victim] = asyncio.get_running_loop().time()
+        elif fault.kind == "cut off":
+            swarm.partition([victim])
+            await asyncio.sleep(fault.for_s)
+            swarm.heal()
+            swarm.back_at[victim] = asyncio.get_running_loop().time()
+        elif fault.kind == "lose":
+            swarm.set_link(victim, replace(swarm.link, loss=0.3))
+            await asyncio.sleep(fault.for_s)
+            swarm.set_link(victim, swarm.link)
         else:
             identity = swarm.crash(victim)
             if fault.kind == "restart":
@@ -248,7 +269,7 @@ async def _played(scenario: JobScenario, path: Path) -> tuple[JobOutcome, Result
         directory = HostDirectory(owner.directory, host)
         try:
             async with asyncio.timeout(FINISHED_S):
-                await host.start(_train(swarm, scenario, config, transport, directory, LoopClock()))
+                await host.start(_train(swarm, scenario, config, host, transport, directory))
         except TimeoutError:
             swarm.broken.append(f"the run has not ended after {FINISHED_S:g} s")
         except FusionError as error:
@@ -259,7 +280,9 @@ async def _played(scenario: JobScenario, path: Path) -> tuple[JobOutcome, Result
         await owner.transport.close()
         await swarm.all_done()
         await asyncio.sleep(2.0)
-        holding = [peer[-4:] for peer in swarm.here() if swarm.service(peer).holding() is not None]
+        # Who was out of reach at the end was told nothing: it keeps its state for the owner's return, as long as a tenure is.
+        told = [peer for peer in swarm.here() if swarm.back_at.get(peer, 0.0) < seconds]
+        holding = [peer[-4:] for peer in told if swarm.service(peer).holding() is not None]
         if holding and result is not None:
             swarm.broken.append(f"{holding} hold slices of a run that has ended")
     return JobOutcome(scenario, tuple(swarm.broken), tuple(swarm.log), seconds), result
@@ -269,14 +292,15 @@ async def _train(
     swarm: JobSwarm,
     scenario: JobScenario,
     config: TrainConfig,
+    host: Host,
     transport: HostTransport,
     directory: HostDirectory,
-    clock: Clock,
 ) -> None:
     model, names = captured()
+    clock = LoopClock()
     with RunFolder.create(config) as folder:
         write_down(folder, model, names)
-        recorder = Recorder(swarm, scenario.faults)
+        recorder = Recorder(swarm, host, scenario.faults)
         job, blobs = open_job(config, folder, recorder), BlobServer(transport)
         context = RunContext(config, open_data(config), folder, recorder, clock)
         register = functools.partial(
