@@ -121,6 +121,8 @@ class Recovery:
         if draft is None:
             return None
         plan, helpers = draft.plan, self._helpers
+        also = sorted(peer for peer in halting.lost if peer not in said)
+        said += f"; lost {' and '.join(map(stage.describe, also))}" if also else ""
         self._report.say(f"{said}: {_going_on(stage.plan, plan, choice.step, self._ledger.history.step)}")
         states = States(choice.step, sources(stage.parts, draft.parts, choice.holders) if choice.step else {})
         helpers.admissions.admit(stage.plan.peers | plan.peers | helpers.guards.admitted, again=True)

@@ -176,8 +176,10 @@ async def test_several_peers_lost_at_once_and_the_run_goes_on_from_its_checkpoin
     async with world(config, spares=2) as at_risk:
         at(monkeypatch, "forward", 4, lambda: at_risk.crash(0, 2))
         await at_risk.finish()
+        lost = [at_risk.peer(0), at_risk.peer(2)]
     assert_same_bits(config.run, expected)
     assert [state_step for _, state_step in starts(config.run)][:2] == [0, 2]
+    assert at_risk.said("going back to step 2", *lost)
 
 
 async def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
