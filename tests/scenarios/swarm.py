@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import random
 from collections.abc import Coroutine, Iterable
@@ -61,6 +62,7 @@ class Swarm:
         self._checked_once = mock.patch.object(
             acquaintances, "unseal", functools.lru_cache(4 * MAX_PEERS)(acquaintances.unseal)
         )
+        self._nowhere = contextvars.copy_context()
         self._group_of: dict[PeerId, int] = {}
         self._doing: set[asyncio.Task[None]] = set()
 
@@ -87,8 +89,8 @@ class Swarm:
             self.broken.append(f"{len(self.network._streams)} streams left behind")
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that takes its time, while others go on."""
-        task = asyncio.get_running_loop().create_task(work)
+        """Do something that takes its time, while others go on; in no host, so that no pause stops it."""
+        task = asyncio.get_running_loop().create_task(work, context=self._nowhere)
         self._doing.add(task)
         task.add_done_callback(self._doing.discard)
 
