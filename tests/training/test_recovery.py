@@ -16,9 +16,10 @@ import torch
 from fusion_p2p.errors import RunStopped
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory import SimulatedNetwork
-from fusion_p2p.owner import halting, moving
+from fusion_p2p.owner import halting, moving, owned_run
 from fusion_p2p.owner.checkpoint import newest_checkpoint
 from fusion_p2p.owner.ledger import read_ledger
+from fusion_p2p.owner.links import Links, Parted
 from fusion_p2p.owner.metrics import read_curves
 from fusion_p2p.owner.training import Training
 from fusion_p2p.peer import tasks
@@ -353,3 +354,30 @@ async def test_a_peer_that_comes_back_takes_its_slice_again_and_nothing_moves(
     assert_same_bits(config.run, expected)
     assert starts(config.run) == [(1, 0), (2, 3)]
     assert committed(config.run) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_peers_that_cannot_reach_each_other_try_again_and_then_one_of_them_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are there with their states: no step is repeated."""
+    found: list[Links] = []
+
+    class Noted(Links):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            found.append(self)
+
+    monkeypatch.setattr(owned_run, "Links", Noted)
+    expected, _ = await undisturbed(tmp_path, ADAM)
+    config = run_config(tmp_path / "run", **ADAM)
+    async with world(config) as at_risk:
+        parted = Parted(at_risk.peer(0), at_risk.peer(1), "the line is cut")
+        for step in (3, 5):
+            at(monkeypatch, "forward", step, lambda: found[-1].inbox.put_nowait(parted))
+        await at_risk.finish()
+        spare = at_risk.peer(3)
+    assert_same_bits(config.run, expected)
+    assert starts(config.run) == [(1, 0), (2, 2), (3, 4)]
+    assert committed(config.run) == [1, 2, 3, 4, 5, 6]
+    assert at_risk.said("lost its way", "going on from step 2")
+    assert at_risk.said("lost its way", f"going on from step 4, slice 1 moves to peer {spare}")
