@@ -37,6 +37,8 @@ class RunSnapshot:
     units_per_s: float
     unit: str
     peers: tuple[PeerLoad, ...]
+    copies: str = ""
+    """Who holds copies of the slices, in words."""
 
     @property
     def remaining_s(self) -> float:

@@ -48,9 +48,10 @@ def picture(snapshot: RunSnapshot) -> RenderableType:
 
 
 def _figures(snapshot: RunSnapshot) -> Text:
+    copies = f"\n{harmless(snapshot.copies, 200)}" if snapshot.copies else ""
     return Text(
         f"loss {loss(snapshot.loss)}   validation {loss(snapshot.validation_loss)}   rate {snapshot.rate:.2e}   "
-        f"{snapshot.step_s:.2f} s/step   {snapshot.units_per_s:,.0f} {snapshot.unit}/s   epoch {snapshot.epoch}"
+        f"{snapshot.step_s:.2f} s/step   {snapshot.units_per_s:,.0f} {snapshot.unit}/s   epoch {snapshot.epoch}{copies}"
     )
 
 

@@ -22,6 +22,10 @@ class Guarding(Protocol):
     def admitted(self) -> frozenset[PeerId]:
         """Peers that may fetch states of this run because they guard some."""
 
+    @property
+    def line(self) -> str:
+        """What is held, in words."""
+
     def began(self, stage: Stage, links: Links) -> None:
         """An epoch runs, over these links."""
 
@@ -43,6 +47,7 @@ class Unguarded:
 
     held: Mapping[int, tuple[tuple[PeerId, int], ...]] = {}
     admitted: frozenset[PeerId] = frozenset()
+    line: str = ""
 
     def began(self, stage: Stage, links: Links) -> None:
         """Nothing is to be done."""

@@ -20,10 +20,15 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         self._file.truncate(written.rfind(b"\n") + 1)
         self._newest_validation: float | None = None
+        self._newest_step = 0
 
     def append(self, snapshot: RunSnapshot, wall_s: float, norm: float | None = None) -> None:
         """Add a step. wall_s: Unix time; norm: of the gradient before clipping. A validation loss is written when it is new."""
         line = asdict(snapshot) | {"wall_s": round(wall_s, 3), "norm": norm}
+        del line["copies"]  # words for people
+        if snapshot.step <= self._newest_step:  # the run has gone back: what it validates is new again
+            self._newest_validation = None
+        self._newest_step = snapshot.step
         if snapshot.validation_loss == self._newest_validation:
             line["validation_loss"] = None
         self._newest_validation = snapshot.validation_loss

@@ -25,8 +25,16 @@ class Showing:
         self._context = context
         self.validation_loss: float | None = None
         """The newest one."""
+        self._shown = 0
+        self.copies = ""
+        """Who holds copies of slices, in words."""
         self.pending: transactions.Decide | None = None
         """What was decided, but not shown yet: its epoch may have been broken before all had applied it."""
+
+    def began(self, state_step: int) -> None:
+        """An epoch goes on from this step; what was validated later did not happen."""
+        if state_step < self._shown:
+            self.validation_loss = None
 
     def show(self, stage: Stage, rate: float, step_s: float, reports: Mapping[int, StepReport]) -> None:
         """The pending step was applied by all."""
@@ -46,9 +54,11 @@ class Showing:
             units_per_s=units / step_s if step_s > 0 else 0.0,
             unit=context.data.unit,
             peers=_loads(stage.plan.replicas, reports, step_s),
+            copies=self.copies,
         )
         context.folder.metrics.append(snapshot, context.clock.wall(), decision.norm if committed else None)
         context.report.show(snapshot)
+        self._shown = decision.step
         if decision.step == stage.state_step + ADVISED_AFTER:
             found = advice.in_a_run(stage.graph, stage.plan, [peer.busy_share for peer in snapshot.peers])
             if found is not None:

@@ -122,6 +122,7 @@ class Training:
         self._showing.show(self._stage, rate(self._rates, step), 0.0, {})
 
     def _begin(self) -> None:
+        self._showing.began(self._stage.state_step)
         self._links.settle_all(RUNNING)
         for peer in self._stage.plan.peers:
             self._links.repeat(peer, ARE_YOU_THERE, RUNNING)
@@ -181,6 +182,7 @@ class Training:
         """Write the fate of a step down, then tell every peer."""
         epoch, step, self._showing.pending = self._stage.run.epoch, decision.step, decision
         snapshot = self._guards.wants_copy(step) or self._checkpoints(step)
+        self._showing.copies = self._guards.line
         self._admit()
         message: Commit | Skip
         if decision.fate is Fate.COMMIT:

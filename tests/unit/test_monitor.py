@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -60,6 +61,12 @@ def test_the_picture_has_every_figure():
         "2.0 KiB",
     ):
         assert part in shown
+
+
+def test_the_picture_says_who_holds_copies():
+    said = "copies of step 40: 4 of 4 slices held by 2 spares"
+    assert said in rendered(replace(snapshot(), copies=said))
+    assert "copies" not in rendered(snapshot())
 
 
 def test_many_peers_are_bounded():
