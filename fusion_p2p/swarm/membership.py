@@ -188,9 +188,10 @@ def _listed(state: Membership, event: Listed, now: float, settings: SwarmSetting
 def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSettings) -> Step:
     actions: list[Action] = []
     told = frozenset(listed.peer for listed in event.members)
-    if not state.observing and told & state.gone.keys():
-        # Whom we saw go on our side of a partition, the coordinator hears now.
-        state = replace(state, gone={peer: gone for peer, gone in state.gone.items() if peer not in told})
+    alive = told | {event.source}
+    if not state.observing and alive & state.gone.keys():
+        # Whom we saw go on our side of a partition, the coordinator hears now; or it is the one itself that we saw go.
+        state = replace(state, gone={peer: gone for peer, gone in state.gone.items() if peer not in alive})
     for listed in event.members:
         state, more = _listed(state, listed, now, settings)
         actions += more

@@ -237,3 +237,10 @@ def test_a_roster_tells_its_changes_in_order_and_in_pieces() -> None:
     assert roster == set(state.members) - {many[0]}
     assert changes_since(state, known, 2.0, without=many[0]) == RosterChanges(known, known, (), ())
     assert changes_since(state, known + 5, 2.0, without=many[0]).since == 0, "numbers of another life start anew"
+
+
+def test_a_coordinator_that_we_saw_go_ourselves_is_believed_again() -> None:
+    state, _ = play([(0.0, beat(C)), *ticks(0, 8), (9.0, NOT_WATCHING), (9.1, beat(C, sequence=9))])
+    assert C not in state.members, "evicted while we coordinated on our side of a partition"
+    state, actions = play([(10.0, told(0, 7)), (11.0, beat(C, sequence=10))], state)
+    assert actions == [Joined(C)]
