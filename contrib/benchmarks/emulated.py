@@ -79,8 +79,8 @@ CASES = (
 )
 
 CALIBRATIONS = (Case("equal-number", "gpipe", 4), Case("op-fence", "gpipe", 4))
-"""One that mostly waits for links, so that its tasks find caches cold, and one that mostly computes. Neither is among the cases:
-no prediction is judged by a run that it was fitted to."""
+"""One that mostly waits for links, so that its tasks find caches cold, and one that mostly computes. Neither is among the
+cases: no prediction is judged by a run that it was fitted to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ BASE = 4.0
 LATENCY_S = 0.02
 TIMES_COMPUTE = 8.0
 STEPS, FIRST_STEPS = 16, 5
-"""Few, so that the loss still falls faster with every step than batches differ: later, luck with a batch decides who is first."""
+"""Few, so that the loss still falls faster with every step than batches differ: later, luck with a batch decides."""
 SMOOTHED = 5
 """Steps whose mean loss counts, the last one of them included."""
 WATCHED = 1.2

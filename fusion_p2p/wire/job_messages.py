@@ -283,6 +283,6 @@ class Stop(Message):
 
 
 JOB_MESSAGES = MessageSet(
-    Prepare, Prepared, Refused, Start, Started, Abort, Halt, Halted, StepReport, Commit, Skip, Applied, EvalReport, Failed, Lost,
-    Kept, Guard, Held, NotHeld, Admit, Durable, Leaving, Pulse, Stop,
+    Prepare, Prepared, Refused, Start, Started, Abort, Halt, Halted, StepReport, Commit, Skip, Applied, EvalReport, Failed,
+    Lost, Kept, Guard, Held, NotHeld, Admit, Durable, Leaving, Pulse, Stop,
 )  # fmt: skip
