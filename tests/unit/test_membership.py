@@ -167,6 +167,7 @@ def _suspected_after(gaps: list[float], wrong: int = 0) -> float:
     raise AssertionError("never suspected")
 
 
+@pytest.mark.row(19)
 def test_patience_follows_the_beats_and_the_observer_doubts_itself() -> None:
     steady, wavering = [1.0] * 20, [0.3, 1.4] * 10
     assert _suspected_after(steady) == pytest.approx(WAN.suspect_after_s, abs=0.2)
