@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fusion_p2p.errors import StreamClosed
+
 log = logging.getLogger(__name__)
 
 
@@ -21,11 +23,16 @@ class Supervisor:
         self._group = group
 
     def spawn(self, work: Coroutine[Any, Any, None], failed: Callable[[str], None] = lambda reason: None) -> asyncio.Task[None]:
-        """Begin a task. RuntimeError when its service does not run."""
-        if self._group is None:
+        """Begin a task. StreamClosed when the service does not run any more: who asked for it is not served either."""
+        supervised = _supervised(work, failed)
+        try:
+            if self._group is None:
+                raise RuntimeError("it has not begun")
+            return self._group.create_task(supervised)
+        except RuntimeError as error:
             work.close()
-            raise RuntimeError("the service does not run")
-        return self._group.create_task(_supervised(work, failed))
+            supervised.close()
+            raise StreamClosed(f"the service does not run: {error}") from None
 
 
 async def _supervised(work: Coroutine[Any, Any, None], failed: Callable[[str], None]) -> None:

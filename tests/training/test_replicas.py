@@ -149,7 +149,7 @@ async def test_all_members_hold_the_same_state_and_validate_the_same_model(tmp_p
         await reached(owned.recorder, 1)
         held: dict[int, SliceTasks] = {}
         for volunteer in helpers:
-            held |= volunteer.service._engaged.built.tasks
+            held |= volunteer.service._engagements.first.built.tasks
         await finishing
     assert sorted(held) == [0, 1, 2, 3]
     for first, second in ((0, 1), (2, 3)):
