@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from contrib.processes import ADDRESS, Program, ProgramFailed, processes_of, python_module, wait_until_joined
+from contrib.testbeds.awake import awake
 from contrib.testbeds.shaping import Shape, shape_of
 from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.network import Network
@@ -158,6 +159,7 @@ def emulated_swarm(
     options: further ones of `slow_peer.py` for all peers.
     """
     with ExitStack() as running:
+        running.enter_context(awake())
         network = running.enter_context(emulated_network(shape_of(bed), folder))
         owner = len(network.shape.addresses) - 1
         bootstrap = running.enter_context(_start_bootstrap(network, owner, folder / "bootstrap"))
