@@ -93,8 +93,12 @@ class Membership:
         return known is not None and (incarnation, sequence) <= (known.incarnation, known.sequence)
 
     def followed_version(self, source: PeerId) -> int:
-        """Up to which number we know the roster of this peer; 0: not at all."""
-        return self.following.version if self.following is not None and self.following.source == source else 0
+        """Up to which number we know the roster of this peer; 0: not at all, or we forgot some that are on it."""
+        following = self.following
+        if following is None or following.source != source:
+            return 0
+        # Changes would never name again whom we forgot, for instance while we did not reach the coordinator for long.
+        return following.version if following.peers <= self.members.keys() else 0
 
     def patience_s(self, member: Member, now: float, settings: SwarmSettings) -> float:
         """How long this member may be silent before it is suspected."""

@@ -245,3 +245,17 @@ def test_a_coordinator_that_we_saw_go_ourselves_is_believed_again() -> None:
     assert C not in state.members, "evicted while we coordinated on our side of a partition"
     state, actions = play([(10.0, told(0, 7)), (11.0, beat(C, sequence=10))], state)
     assert actions == [Joined(C)]
+
+
+def test_who_forgot_peers_of_a_roster_asks_for_all_of_it_again() -> None:
+    """Out of the coordinator's reach for so long that one of its peers was forgotten, and back while nothing changed there."""
+    away = WAN.heard_lately_s + 1
+    state, _ = play([(0.0, told(0, 7, A, B)), (away, beat(B)), (away, NOT_WATCHING)])
+    assert state.members.keys() == {B}
+    assert state.followed_version(C) == 0
+    # The answer to a beat from before we forgot changes nothing about that.
+    state, _ = play([(away, told(7, 7))], state)
+    assert state.followed_version(C) == 0
+    state, _ = play([(away + 1, told(0, 7, A, B))], state)
+    assert state.members.keys() == {A, B}
+    assert state.followed_version(C) == 7
