@@ -1,7 +1,8 @@
 """Processors that never rest, without taking time from anybody: tasks take equally long however idle the machine is.
 
-Emulated peers mostly sleep. A processor that rests in between wakes up slowly and with a low clock, so tasks of a plan whose
-peers wait for links would take up to half as long again as those of one whose peers are busy.
+Emulated peers mostly sleep. A task that has the machine to itself is done up to twice as fast as one beside others, because two
+processors of a virtual machine may be halves of one, and because a processor that has rested is cold. Real peers have a device
+of their own. So what is idle here computes, too: then every task has the same company, whatever the plan.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 SPIN = """
 import os
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-parent = os.getppid()
+import numpy
+parent, matrix = os.getppid(), numpy.full((192, 192), 1 / 192, numpy.float32)
 while os.getppid() == parent:
-    sum(range(100_000))
+    for _ in range(100):
+        matrix = matrix @ matrix
 """
 """Runs only when nothing else wants the processor, and not longer than whoever started it."""
 
@@ -26,7 +29,8 @@ while os.getppid() == parent:
 def awake() -> Iterator[None]:
     """Keep all processors of this machine busy at the lowest priority there is. Linux."""
     count = len(os.sched_getaffinity(0))
-    spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    spinning = [subprocess.Popen([sys.executable, "-c", SPIN], env=alone) for _ in range(count)]
     try:
         yield
     finally:
