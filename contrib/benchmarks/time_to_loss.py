@@ -1,9 +1,9 @@
 """`make bench-emulated ONLY=loss`: which codec policy brings a model to a loss first, on links that dense values fill.
 
 Three slices, each on a slowed peer at its own home, as real processes. The rate of the links is chosen so that a step's dense
-float32 values take eight times as long, each way, as the slowest slice computes. Dense goes first: the lowest loss (smoothed)
-that it reaches in its steps is the one to reach. Equal seeds: all runs begin with equal weights and see equal batches. The loss
-is that of training, through the codec: for TopK that flatters, its exported model is worse.
+float32 values take eight times as long, each way, as the slowest slice computes. Dense goes first: the lowest loss that it
+reaches in its steps is the one to reach. Equal seeds: all runs begin with equal weights and see equal batches. The loss is that
+of the model as it is exported, on equal validation data every second step; the seconds are those of the steps, without validating.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from contrib.testbeds.emulation import EmulatedSwarm, emulated_swarm
@@ -25,16 +26,15 @@ BASE = 4.0
 """Times that peers are slower than this machine."""
 LATENCY_S = 0.02
 TIMES_COMPUTE = 8.0
-STEPS, FIRST_STEPS = 16, 5
-"""Few, so that the loss still falls faster with every step than batches differ: later, luck with a batch decides."""
-SMOOTHED = 5
-"""Steps whose mean loss counts, the last one of them included."""
+STEPS, FIRST_STEPS = 20, 5
+EVERY = 2
+"""Steps from one validation to the next."""
 WATCHED = 1.2
 """TopK runs are watched for so many times what `adaptive` took: one that has not reached the loss by then is slower."""
 LOOK_S, START_S = 0.2, 120.0
 MODEL = {
     "model": "gpt2", "layers": "3", "width": "128", "heads": "4", "context": "64", "dropout": "0", "option": "tied=false",
-    "data": "stdlib-text", "optimiser": "adamw", "learning_rate": "0.002", "validate_every": "0", "checkpoint_every": "1000",
+    "data": "stdlib-text", "optimiser": "adamw", "learning_rate": "0.002", "validate_every": str(EVERY), "validation_batches": "4", "checkpoint_every": "1000",
     "peers": str(PEERS), "scheduler": "equal-compute", "pipeline": "1f1b", "micro_batches": "8", "batch_size": "32",
 }  # fmt: skip
 Stop = Callable[[list[tuple[float, float]]], bool]
@@ -58,7 +58,7 @@ TOPK = tuple(Policy(codec, ratio) for codec in ("uniform", "adatopk") for ratio 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """How one run went. curve: (seconds from the beginning of the first step, smoothed loss) after each step."""
+    """How one run went. curve: (seconds of steps so far, validation loss) at each validation."""
 
     policy: Policy
     folder: Path
@@ -66,7 +66,7 @@ class Race:
 
     def reached_s(self, loss: float) -> float | None:
         """When it reached a loss; None when it did not."""
-        return next((seconds for seconds, smoothed in self.curve if smoothed <= loss), None)
+        return next((seconds for seconds, reached in self.curve if reached <= loss), None)
 
     @property
     def watched_s(self) -> float:
@@ -91,8 +91,8 @@ def measure(steps: int = STEPS) -> dict[str, float]:
 
 
 def _race(swarm: EmulatedSwarm, steps: int) -> dict[str, float]:
-    dense = _run(swarm, DENSE, steps, lambda curve: len(curve) == steps)
-    loss = min(smoothed for _, smoothed in dense.curve)
+    dense = _run(swarm, DENSE, steps, lambda curve: len(curve) == steps // EVERY)
+    loss = min(reached for _, reached in dense.curve)
     _print(dense, loss)
     runs = {DENSE: dense}
     for policy in (ADAPTIVE, BF16, *TOPK):
@@ -123,31 +123,26 @@ def _run(swarm: EmulatedSwarm, policy: Policy, steps: int, stop: Stop) -> Race:
     with swarm.start_training(folder, _arguments(policy, steps)) as owner:
         while not stop(curve := curve_of(folder)):
             if owner.process.poll() is not None or (not curve and time.monotonic() > deadline):
-                raise swarm.failure(owner, f"made {len(curve)} steps")
+                raise swarm.failure(owner, f"was validated {len(curve)} times")
             time.sleep(LOOK_S)
     return Race(policy, folder, curve)
 
 
 def curve_of(run: Path) -> list[tuple[float, float]]:
-    """Seconds and smoothed loss after each step of a run so far, from the first step on whose loss can be smoothed."""
+    """Seconds that the steps of a run took together and its validation loss, at each validation so far."""
     path = run / "metrics.jsonl"
     written = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [json.loads(text) for text in written.splitlines(keepends=True) if text.endswith("\n")]
-    if not lines:
-        return []
-    begun_s = lines[0]["wall_s"] - lines[0]["step_s"]
-    losses = [math.inf if line["loss"] is None else line["loss"] for line in lines]
+    seconds = accumulate(line["step_s"] for line in lines)
     return [
-        (
-            line["wall_s"] - begun_s,
-            math.fsum(losses[index + 1 - SMOOTHED : index + 1]) / SMOOTHED if index + 1 >= SMOOTHED else math.inf,
-        )
-        for index, line in enumerate(lines)
+        (at_s, line["validation_loss"])
+        for at_s, line in zip(seconds, lines, strict=True)
+        if line["validation_loss"] is not None
     ]
 
 
 def _until(loss: float, limit_s: float) -> Stop:
-    return lambda curve: bool(curve) and (curve[-1][0] >= limit_s or min(smoothed for _, smoothed in curve) <= loss)
+    return lambda curve: bool(curve) and (curve[-1][0] >= limit_s or min(reached for _, reached in curve) <= loss)
 
 
 def _print(run: Race, loss: float) -> None:
@@ -155,7 +150,7 @@ def _print(run: Race, loss: float) -> None:
     codecs = ", ".join(dict.fromkeys(edge.codec for edge in plan.edges))
     result = f"reached {loss:.3f} in {reached_s:.1f} s" if reached_s else f"not at {loss:.3f} after {run.watched_s:.1f} s"
     print(
-        f"{run.policy.name}: {result}, {len(run.curve)} steps of {median_step_s(run.folder):.2f} s "
+        f"{run.policy.name}: {result}, {EVERY * len(run.curve)} steps of {median_step_s(run.folder):.2f} s "
         f"({plan.predicted_step_s:.2f} promised), loss {run.curve[-1][1]:.3f}, codecs {codecs}",
         flush=True,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,25 +11,16 @@ import pytest
 from contrib.benchmarks import time_to_loss
 from contrib.benchmarks.time_to_loss import ADAPTIVE, BF16, DENSE, TOPK, Policy, Race, curve_of, figures_of
 
-BEGUN_S = 1000.0
-
 
 def metrics(folder: Path, losses: Sequence[float | None], torn: str = "") -> Path:
-    """A run of one second a step."""
-    lines = [{"step_s": 1.0, "wall_s": BEGUN_S + 1 + index, "loss": loss} for index, loss in enumerate(losses)]
+    """A run of two seconds a step, of which some were validated after."""
+    lines = [{"step_s": 2.0, "loss": 9.0, "validation_loss": loss} for loss in losses]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     return folder
 
 
-def test_the_curve_begins_with_the_first_step_and_is_a_mean_of_five(tmp_path: Path) -> None:
-    curve = curve_of(metrics(tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], torn='{"step_s"'))
-    assert [seconds for seconds, _ in curve] == pytest.approx([1, 2, 3, 4, 5, 6])
-    assert [loss for _, loss in curve] == [math.inf] * 4 + [4.0, 3.0]
-
-
-def test_a_step_that_was_skipped_reaches_nothing(tmp_path: Path) -> None:
-    curve = curve_of(metrics(tmp_path, [1.0, 1.0, None, 1.0, 1.0, 1.0]))
-    assert all(loss == math.inf for _, loss in curve)
+def test_the_curve_has_the_seconds_of_all_steps_and_the_loss_of_those_that_were_validated(tmp_path: Path) -> None:
+    assert curve_of(metrics(tmp_path, [None, 5.0, None, 3.0, None], torn='{"step_s"')) == [(4.0, 5.0), (8.0, 3.0)]
 
 
 def test_a_run_without_steps_has_no_curve(tmp_path: Path) -> None:
