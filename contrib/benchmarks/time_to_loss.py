@@ -3,7 +3,7 @@
 Three slices, each on a slowed peer at its own home, as real processes. The rate of the links is chosen so that a step's dense
 float32 values take eight times as long, each way, as the slowest slice computes. Dense goes first: the lowest loss that it
 reaches in its steps is the one to reach. Equal seeds: all runs begin with equal weights and see equal batches. The loss is that
-of the model as it is exported, on equal validation data every second step; the seconds are those of the steps, without validating.
+of the model as it is exported, on equal validation data every second step; the seconds are those of the steps alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ WATCHED = 1.2
 LOOK_S, START_S = 0.2, 120.0
 MODEL = {
     "model": "gpt2", "layers": "3", "width": "128", "heads": "4", "context": "64", "dropout": "0", "option": "tied=false",
-    "data": "stdlib-text", "optimiser": "adamw", "learning_rate": "0.002", "validate_every": str(EVERY), "validation_batches": "4", "checkpoint_every": "1000",
+    "data": "stdlib-text", "optimiser": "adamw", "learning_rate": "0.002", "validate_every": str(EVERY),
+    "validation_batches": "4", "checkpoint_every": "1000",
     "peers": str(PEERS), "scheduler": "equal-compute", "pipeline": "1f1b", "micro_batches": "8", "batch_size": "32",
 }  # fmt: skip
 Stop = Callable[[list[tuple[float, float]]], bool]
