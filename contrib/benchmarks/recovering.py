@@ -38,7 +38,7 @@ CALM_STEPS = 5
 MODEL = (
     "--model", "gpt2", "--layers", "6", "--width", "512", "--heads", "8", "--context", "64", "--dropout", "0", "--no-tied",
     "--batch-size", "4", "--micro-batches", "4", "--steps", "1000000", "--validate-every", "0", "--checkpoint-every", "1000",
-    "--scheduler", "equal-compute", "--peers", str(SLICES),
+    "--scheduler", "equal-compute", "--peers", str(SLICES), "--copies", "5",
 )  # fmt: skip
 
 
