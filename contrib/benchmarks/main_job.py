@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Callable
 
-from contrib.benchmarks.report import print_figures, write_figures
-
-Section = Callable[[], dict[str, float]]
+from contrib.benchmarks.sections import Section, run_sections
 
 
 def parity() -> dict[str, float]:
@@ -72,23 +67,5 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def main() -> int:
-    """Measure all sections or the one named; 0 when everything holds."""
-    parser = argparse.ArgumentParser(prog="make bench-main ONLY=SECTION")
-    parser.add_argument("--only", choices=SECTIONS, help="measure one section; the others keep their last figures")
-    only = parser.parse_args().only
-    figures: dict[str, float] = {}
-    for name in [only] if only else SECTIONS:
-        begin = time.monotonic()
-        print(f"\n{name}: {(SECTIONS[name].__doc__ or '').rstrip('.')}", flush=True)
-        measured = SECTIONS[name]()
-        figures |= measured
-        path = write_figures("bench-main", measured)
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-    good = print_figures("make bench-main", figures)
-    print(f"figures {path}")
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sections("bench-main", SECTIONS))

@@ -5,9 +5,7 @@ The seconds are those of the simulator, which `make bench-emulated` compares wit
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -27,7 +25,8 @@ from contrib.benchmarks.planner_cases import (
     deviations,
     run_cases,
 )
-from contrib.benchmarks.report import print_figures, write_figures
+from contrib.benchmarks.report import print_figures
+from contrib.benchmarks.sections import measure_sections, sections_parser
 
 TARGET = "bench-planner"
 LOSS_TOLERANCE = 1e-9
@@ -111,23 +110,12 @@ SECTIONS: dict[str, Callable[[], dict[str, float]]] = {
 
 def main() -> int:
     """Measure all sections or the one named; 0 when everything holds."""
-    parser = argparse.ArgumentParser(prog="make bench-planner ONLY=SECTION")
-    parser.add_argument("--only", choices=SECTIONS, help="measure one section; the others keep their last figures")
+    parser = sections_parser(TARGET, SECTIONS)
     parser.add_argument("--quick", action="store_true", help="two cells of the comparison; nothing is kept")
     given = parser.parse_args()
     if given.quick:
         return 0 if print_figures("quick", compare(QUICK)) else 1
-    figures: dict[str, float] = {}
-    for name in [given.only] if given.only else SECTIONS:
-        began = time.monotonic()
-        print(f"\n{name}: {(SECTIONS[name].__doc__ or '').rstrip('.')}", flush=True)
-        measured = SECTIONS[name]()
-        figures |= measured
-        path = write_figures(TARGET, measured)
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
-    good = print_figures(f"make {TARGET}", figures)
-    print(f"figures {path}")
-    return 0 if good else 1
+    return measure_sections(TARGET, SECTIONS, given.only)
 
 
 def _with(results: Iterable[Result], *codecs: str) -> list[Result]:
