@@ -4,11 +4,14 @@
 
 Cuts, replica groups, threads and codecs are the same in both runs: their final parameters must be, bit for bit. A policy that
 changes codecs as it goes (`adaptive`) is compared by its validation loss.
+
+Under faults tasks are slowed by waiting, so that there are steps enough for all faults; after the last fault they are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -16,47 +19,55 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from contrib.benchmarks.report import print_figures, write_figures
-from contrib.chaos.places import Loopback, Place, nodes
+from contrib.benchmarks.report import RESULTS, print_figures, write_figures
+from contrib.chaos.places import Loopback, nodes
 from contrib.chaos.population import populated
 from contrib.chaos.schedule import Fault, Kind, schedule
 from contrib.chaos.trial import Outcome, differing, disturbed, figures_of, show, undisturbed
 from contrib.processes import ProgramFailed
 from contrib.testbeds.namespaces import why_not
+from fusion_p2p.errors import FusionError
 from fusion_p2p.owner.metrics import read_curves
 
 PEERS = 6
 SPARES = 2
-SLOWER = 8.0
+SLOWER = 12.0
 """Times that a task takes, by waiting: faults then hit the middle of steps, and peers do not compete for processors."""
-STEP_S = 0.55
-"""What an undisturbed step of slowed peers takes at least, here; shorter ones only mean more steps."""
+STEP_S = 0.9
+"""What a step of slowed peers takes at least, here: so the run does not end before the faults do."""
 NUM_NODES = 16
-TIMEOUT_S = 1800.0
-CODECS = ("none", "topk:10", "adaptive")
+QUIET_S = 900.0
+AFTER_S = 300.0
+"""For so long a run may go on after its last fault."""
+ADAPTIVE = "adaptive"
+CODECS = ("none", "topk:10", ADAPTIVE)
 MODEL = (
     "--model", "gpt2", "--layers", "6", "--width", "64", "--heads", "4", "--context", "64", "--dropout", "0.1", "--no-tied",
     "--batch-size", "8", "--micro-batches", "4", "--learning-rate", "1e-3", "--warmup", "20", "--clip", "1.0", "--seed", "7",
     "--scheduler", "equal-compute", "--peers", str(PEERS), "--checkpoint-every", "50", "--validation-batches", "16",
 )  # fmt: skip
+WORTH_KEEPING = ("*.log", "*.jsonl", "plan.json")
 
 
 def main() -> int:
     """Run the trials; 0 when everything holds."""
     given = arguments()
-    outcomes: dict[str, Outcome] = {}
+    codecs: list[str] = given.codec or list(CODECS)
+    faults = schedule(given.seed, given.faults, given.mean_between_faults, kinds(given))
+    steps = int(faults[-1].at_s / STEP_S) + 1
+    outcomes: list[Outcome | None] = []
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="fusion-chaos-") as folder:
-        for codec in given.codec or CODECS:
-            place = Path(folder) / codec.replace(":", "-")
-            try:
-                outcomes[codec], compared = trial(place, codec, given)
-            except ProgramFailed as error:
-                keep(place, given.keep)
-                print(f"\n{codec}: {error}", flush=True)
-                return 1
+    with tempfile.TemporaryDirectory(prefix="fusion-chaos-") as name:
+        folder = Path(name)
+        print(f"{steps} steps undisturbed, with codecs {', '.join(codecs)}", flush=True)
+        train_undisturbed(folder / "quiet", codecs, steps)
+        for codec in codecs:
+            outcome, compared = trial(folder, codec, steps, faults, given)
+            outcomes.append(outcome)
             figures |= compared
-            show(outcomes[codec], f"codec {codec}: what faults cost")
+            found = figures_of([outcome]) | compared
+            print_figures(f"codec {codec}", found)
+            print(f"codec {codec}: the logs of all processes are in {keep(folder, codec, given.keep)}", flush=True)
     identical = [value for name, value in figures.items() if name.startswith("parameters_identical_")]
     figures = figures_of(outcomes) | ({"parameters_identical": min(identical)} if identical else {}) | figures
     path = write_figures("chaos", figures)
@@ -74,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--codec", action="append", help=f"of the run (repeatable); default: {', '.join(CODECS)}")
     parser.add_argument("--short", action="store_true", help="ten faults, one of each kind, five seconds apart")
     parser.add_argument("--loopback", action="store_true", help="all on loopback, without cut links: needs no root")
-    parser.add_argument("--keep", type=Path, help="copy the run folders of a trial that failed there")
+    parser.add_argument("--keep", type=Path, default=RESULTS / "chaos", help="folder for the logs of all processes")
     given = parser.parse_args()
     if given.short:
         given.faults, given.mean_between_faults = min(given.faults, 10), min(given.mean_between_faults, 5.0)
@@ -83,47 +94,70 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def trial(folder: Path, codec: str, given: argparse.Namespace) -> tuple[Outcome, dict[str, float]]:
-    """Both runs with one codec; what happened, and how the two compare."""
-    folder.mkdir(parents=True)
-    kinds = [kind for kind in Kind if kind is not Kind.CUT or not given.loopback]
-    faults = schedule(given.seed, given.faults, given.mean_between_faults, kinds)
-    steps = int(1.1 * faults[-1].at_s / STEP_S)
-    wanted = (*MODEL, "--codec", codec, "--steps", str(steps), "--validate-every", str(steps))
-    print(f"codec {codec}: {steps} steps undisturbed", flush=True)
-    with populated(Loopback(), folder / "quiet", PEERS) as population:
-        undisturbed(population, folder / "undisturbed", wanted, TIMEOUT_S)
-    print(f"codec {codec}: the same, {len(faults)} faults, {given.mean_between_faults:g} s apart on average", flush=True)
-    if given.loopback:
-        outcome = under_faults(Loopback(), folder, wanted, faults)
-    else:
-        with nodes(NUM_NODES, folder) as place:
-            outcome = under_faults(place, folder, wanted, faults)
-    return outcome, compare(folder, codec)
+def kinds(given: argparse.Namespace) -> list[Kind]:
+    """Of faults that can be done here."""
+    return [kind for kind in Kind if kind is not Kind.CUT or not given.loopback]
 
 
-def under_faults(place: Place, folder: Path, wanted: Sequence[str], faults: Sequence[Fault]) -> Outcome:
-    """The disturbed run, with spares."""
-    with populated(place, folder / "loud", PEERS + SPARES, slower=SLOWER, num_nodes=NUM_NODES) as population:
-        return disturbed(population, folder / "disturbed", wanted, faults, TIMEOUT_S, partial(print, flush=True))
+def wanted(codec: str, steps: int) -> tuple[str, ...]:
+    """How the owners of both runs are asked for the same."""
+    return (*MODEL, "--codec", codec, "--steps", str(steps), "--validate-every", str(steps))
 
 
-def compare(folder: Path, codec: str) -> dict[str, float]:
+def train_undisturbed(folder: Path, codecs: Sequence[str], steps: int) -> None:
+    """The runs to compare with, one after another on the same peers, as fast as these are."""
+    with populated(Loopback(), folder, PEERS) as population:
+        for codec in codecs:
+            try:
+                undisturbed(population, folder / name_of(codec), wanted(codec, steps), QUIET_S)
+            except ProgramFailed as error:
+                print(f"codec {codec}: {error}", flush=True)
+
+
+def trial(
+    folder: Path, codec: str, steps: int, faults: Sequence[Fault], given: argparse.Namespace
+) -> tuple[Outcome | None, dict[str, float]]:
+    """The run with one codec under faults: what happened, None if it did not come to its end, and the comparison."""
+    place, arguments = folder / name_of(codec), wanted(codec, steps)
+    print(f"codec {codec}: the same under {len(faults)} faults, {given.mean_between_faults:g} s apart on average", flush=True)
+    try:
+        with (
+            contextlib.nullcontext(Loopback()) if given.loopback else nodes(NUM_NODES, place) as where,
+            populated(where, place, PEERS + SPARES, slower=SLOWER, num_nodes=NUM_NODES) as population,
+        ):
+            outcome = disturbed(population, place / "run", arguments, faults, AFTER_S, partial(print, flush=True))
+        show(outcome, f"codec {codec}: what faults cost")
+        return outcome, compare(folder / "quiet" / name_of(codec), place / "run", codec)
+    except (ProgramFailed, OSError, FusionError) as error:
+        print(f"\ncodec {codec}: {error}", flush=True)
+        return None, {} if codec == ADAPTIVE else {f"parameters_identical_{name_of(codec)}": 0.0}
+
+
+def compare(first: Path, second: Path, codec: str) -> dict[str, float]:
     """The end of both runs: bit for bit, or by the validation loss where codecs change as a run goes."""
-    first, second = folder / "undisturbed", folder / "disturbed"
-    if codec == "adaptive":
+    if codec == ADAPTIVE:
         losses = [read_curves(run / "metrics.jsonl")[1][-1][1] for run in (first, second)]
         return {"adaptive_loss_difference": abs(losses[1] / losses[0] - 1)}
     different = differing(first, second)
     if different:
         print(f"codec {codec}: {len(different)} tensors differ, such as {', '.join(different[:5])}")
-    return {f"parameters_identical_{codec.replace(':', '_')}": float(not different)}
+    return {f"parameters_identical_{name_of(codec)}": float(not different)}
 
 
-def keep(folder: Path, target: Path | None) -> None:
-    """Copy what a failed trial has left."""
-    if target is not None:
-        shutil.copytree(folder, target / folder.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.key*", "*.sock"))
+def name_of(codec: str) -> str:
+    """A codec in the name of a figure or of a folder."""
+    return codec.replace(":", "_")
+
+
+def keep(folder: Path, codec: str, target: Path) -> Path:
+    """Copy what a trial has left, but no states; where to."""
+    kept = target / name_of(codec)
+    shutil.rmtree(kept, ignore_errors=True)
+    for source in sorted(path for pattern in WORTH_KEEPING for path in (folder / name_of(codec)).rglob(pattern)):
+        copy = kept / source.relative_to(folder / name_of(codec))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
+    return kept
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Chaos:
                 continue
             done.append(one)
             lasts = f", for {fault.lasts_s:g} s" if fault.lasts_s else ""
-            self._say(f"{one.at_s - begin:7.1f} s  {fault.kind:<16} {one.whom}{lasts}")
+            self._say(f"{time.strftime('%H:%M:%S')} {one.at_s - begin:6.1f} s  {fault.kind:<16} {one.whom}{lasts}")
         self._wait(owner, max((at_s for at_s, _, _ in self._agenda), default=0.0))
         for _, _, undo in self._agenda:  # the owner ended first
             undo()
@@ -75,7 +75,7 @@ class Chaos:
                 return Done(fault, at_s, whom)
             self._turn()
         if owner.process.poll() is None:
-            self._say(f"           {fault.kind:<16} left out: nobody there that it could be done to")
+            self._say(f"                   {fault.kind:<16} left out: nobody there that it could be done to")
         return None
 
     def _wait(self, owner: Program, until_s: float) -> None:

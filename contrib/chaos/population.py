@@ -17,6 +17,8 @@ from contrib.processes import ADDRESS, Program, ProgramFailed, python_module, wa
 START_S = 90.0
 RATES = "rates"
 """Folder of the rates that were measured once for all peers: equal ones, so that every plan cuts alike."""
+FULL_SPEED = "full-speed"
+"""Name of the file with which slowed peers are slowed no longer."""
 BOOTSTRAP_NODE = 0
 STATE = re.compile(r"^\d\d:\d\d:\d\d (standby|spare|training|preparing|holds|paused|draining|waiting)")
 _PEER_ID = re.compile(r"/p2p/(\w+)")
@@ -70,6 +72,7 @@ class Population:
     residents: list[Resident] = field(default_factory=list)
     ended: list[tuple[str, Program]] = field(default_factory=list)
     """Processes that were taken away, with how."""
+    owners: list[Program] = field(default_factory=list)
 
     @property
     def living(self) -> list[Resident]:
@@ -120,19 +123,31 @@ class Population:
             "fusion_p2p.cli.main", "train", "--bootstrap", self.address, *self._reach(BOOTSTRAP_NODE), "--run", str(run),
             "--state-dir", str(self.folder / "owner"), "--log-level", "info", *arguments,
         )  # fmt: skip
-        return self.place.start(f"owner of {run.name}", BOOTSTRAP_NODE, command)
+        self.owners.append(self.place.start(f"owner of {run.name}", BOOTSTRAP_NODE, command))
+        return self.owners[-1]
+
+    def full_speed(self) -> None:
+        """From now on nobody is slowed."""
+        (self.folder / FULL_SPEED).touch()
 
     def programs(self) -> list[Program]:
         """Every program that was started, the bootstrap node first."""
         started = [*([] if self.bootstrap is None else [self.bootstrap]), *(program for _, program in self.ended)]
-        return list(dict.fromkeys([*started, *(one.program for one in self.residents)]))
+        return list(dict.fromkeys([*started, *(one.program for one in self.residents), *self.owners]))
+
+    def write_logs(self, folder: Path) -> None:
+        """What every program has said, a file each."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, program in enumerate(self.programs()):
+            (folder / f"{number:02}-{program.name.replace(' ', '-')}.log").write_text("\n".join([*program.lines, ""]))
 
     def _reach(self, node: int) -> tuple[str, ...]:
         return ("--listen", f"/ip4/{self.place.address(node)}/tcp/0", "--no-nat")
 
     def _start(self, name: str, node: int, slower: float, port: int) -> Program:
         command = python_module(
-            "contrib.testbeds.slow_peer", "--slower", repr(slower), "--rates", str(self.folder / RATES),
+            "contrib.testbeds.slow_peer",
+            "--slower", repr(slower), "--until", str(self.folder / FULL_SPEED), "--rates", str(self.folder / RATES),
             "join", "--bootstrap", self.address, *self._reach(node), "--state-dir", str(self.folder / name),
             "--device", "cpu", "--threads", "1", "--memory-gib", "1", "--log-level", "info",
             *(("--metrics-port", str(port)) if port else ()),
@@ -154,6 +169,7 @@ def populated(
     finally:
         for program in reversed(population.programs()):
             program.end()
+        population.write_logs(folder / "logs")
 
 
 def holders(residents: Sequence[Resident], plan: Mapping[str, Any]) -> list[tuple[Resident, int]]:

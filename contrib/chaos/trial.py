@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +33,11 @@ class Outcome:
     drained: tuple[int, ...]
     """Exit codes of the peers that were asked to leave."""
 
+    @property
+    def rarest(self) -> int:
+        """How often the kind of fault was done that was done least."""
+        return min(sum(one.fault.kind is kind for one in self.done) for kind in Kind)
+
     def of(self, kind: Kind) -> list[Aftermath]:
         return [after for one, after in zip(self.done, self.followed, strict=True) if one.fault.kind is kind]
 
@@ -56,6 +60,7 @@ def disturbed(
             raise failure(population, owner, "did no step")
         begin = time.monotonic()
         done = Chaos(population, run, say).carry_out(faults, owner)
+        population.full_speed()
         try:
             code = owner.wait(timeout_s)
         except ProgramFailed:
@@ -107,16 +112,14 @@ def show(outcome: Outcome, title: str) -> None:
     Console(width=100, highlight=False).print(table)
 
 
-def figures_of(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """Of all trials together: how many faults, how often the rarest kind, what they cost."""
-    times: dict[Kind, list[int]] = defaultdict(list)
-    for outcome in outcomes.values():
-        for kind in Kind:
-            times[kind].append(len(outcome.of(kind)))
-    followed = [one for outcome in outcomes.values() for one in outcome.followed]
+def figures_of(outcomes: Sequence[Outcome | None]) -> dict[str, float]:
+    """Of all trials together: how many faults, how often the rarest kind, what they cost. None: it did not come to its end."""
+    ended = [outcome for outcome in outcomes if outcome is not None]
+    failed = len(ended) < len(outcomes)
+    followed = [one for outcome in ended for one in outcome.followed]
     return {
-        "faults": float(min(len(outcome.done) for outcome in outcomes.values())),
-        "faults_of_each_kind_min": float(min(min(counts) for counts in times.values())),
+        "faults": 0.0 if failed else float(min(len(outcome.done) for outcome in ended)),
+        "faults_of_each_kind_min": 0.0 if failed else float(min(outcome.rarest for outcome in ended)),
         "steps_repeated": float(sum(one.steps_repeated for one in followed)),
         "seconds_lost": round(sum(one.seconds_lost for one in followed), 1),
     }

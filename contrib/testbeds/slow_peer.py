@@ -20,12 +20,15 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def slow_down(slower: float, rates_folder: Path, rates_times: float = 1.0) -> None:
-    """Slow this process's tasks and rates from now on. To be called before anything of `fusion_p2p.peer` is imported."""
+def slow_down(slower: float, rates_folder: Path, rates_times: float = 1.0, until: Path | None = None) -> None:
+    """Slow this process's tasks and rates from now on. To be called before anything of `fusion_p2p.peer` is imported.
+
+    until: tasks that end when this file exists are not slowed.
+    """
     from fusion_p2p.device import rates as device_rates
     from fusion_p2p.peer import tasks
 
-    tasks.SliceTasks.perform = slowed(tasks.SliceTasks.perform, slower)  # type: ignore[method-assign]
+    tasks.SliceTasks.perform = slowed(tasks.SliceTasks.perform, slower, until)  # type: ignore[method-assign]
     measure_in_processor_time()
     device_rates.rates = _scaled(device_rates.rates, rates_times / slower, rates_folder)
 
@@ -37,7 +40,7 @@ def measure_in_processor_time() -> None:
     device_rates.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment, attr-defined]
 
 
-def slowed(perform: Callable[..., Any], slower: float) -> Callable[..., Any]:
+def slowed(perform: Callable[..., Any], slower: float, until: Path | None = None) -> Callable[..., Any]:
     """`perform`, which gives an `Outcome`, so many times slower; what it says about its busy seconds is true of it."""
 
     @functools.wraps(perform)
@@ -45,7 +48,8 @@ def slowed(perform: Callable[..., Any], slower: float) -> Callable[..., Any]:
         begun, used = time.perf_counter(), time.thread_time()
         outcome = perform(*arguments)
         used = time.thread_time() - used
-        time.sleep(max(0.0, begun + slower * used - time.perf_counter()))
+        if until is None or not until.exists():
+            time.sleep(max(0.0, begun + slower * used - time.perf_counter()))
         return replace(outcome, busy_s=time.perf_counter() - begun)
 
     return call
@@ -66,10 +70,11 @@ def main() -> None:
     parser.add_argument("--slower", type=float, required=True, help="times that every task takes")
     parser.add_argument("--rates", type=Path, required=True, help="folder of the figures measured once for all peers")
     parser.add_argument("--rates-times", type=float, default=1.0, help="what they are multiplied with, as calibration.py found")
+    parser.add_argument("--until", type=Path, help="not any more when this file exists")
     parser.add_argument("--in-turn", type=float, help="send and compute in turn, on links of so many seconds per byte")
     given, rest = parser.parse_known_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as `fusion-peer join` does
-    slow_down(given.slower, given.rates, given.rates_times)
+    slow_down(given.slower, given.rates, given.rates_times, given.until)
     if given.in_turn is not None:
         from contrib.testbeds.in_turn import take_turns  # of the product, so after slowing down
 
