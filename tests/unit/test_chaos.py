@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrib.chaos.aftermath import Aftermath, Noted, aftermaths, first_commit_after, longest_wait_s
-from contrib.chaos.schedule import AWAY, EVERY_KIND, Kind, change, schedule
+from contrib.chaos.doing import Done
+from contrib.chaos.schedule import AWAY, EVERY_KIND, Fault, Kind, change, schedule
+from contrib.chaos.trial import Outcome, figures_of
 
 
 @given(st.integers(0, 1000), st.sampled_from([EVERY_KIND, tuple(kind for kind in Kind if kind is not Kind.CUT)]))
@@ -77,3 +79,23 @@ def test_what_drags_on_without_a_fault_and_without_an_epoch_is_nobodys():
 def test_steps_that_were_skipped_are_made_again_too():
     noted = ledger((0.0, "start", 0), (1.0, "commit", 1), (2.0, "skip", 2), (4.0, "start", 1), (5.0, "skip", 2))
     assert aftermaths([3.0], noted)[0].steps_repeated == 1
+
+
+def outcome(*kinds: Kind) -> Outcome:
+    done = tuple(Done(Fault(float(at_s), kind, 0.0), float(at_s), "peer-1") for at_s, kind in enumerate(kinds))
+    return Outcome(done, tuple(Aftermath(steps_repeated=2, seconds_lost=0.5) for _ in done), 60.0, ())
+
+
+def test_the_figures_of_trials_are_those_of_the_one_with_the_fewest_faults():
+    many, few = outcome(*Kind, *Kind, Kind.JOIN), outcome(*Kind)
+    assert figures_of([many, few]) == {
+        "faults": float(len(Kind)),
+        "faults_of_each_kind_min": 1.0,
+        "steps_repeated": 2.0 * (3 * len(Kind) + 1),
+        "seconds_lost": 0.5 * (3 * len(Kind) + 1),
+    }
+
+
+def test_a_trial_that_did_not_come_to_its_end_counts_as_one_without_faults():
+    assert figures_of([outcome(*Kind), None])["faults"] == 0.0
+    assert figures_of([None])["faults_of_each_kind_min"] == 0.0
