@@ -119,6 +119,7 @@ def trial(
 ) -> tuple[Outcome | None, dict[str, float]]:
     """The run with one codec under faults: what happened, None if it did not come to its end, and the comparison."""
     place, arguments = folder / name_of(codec), wanted(codec, steps)
+    place.mkdir()
     print(f"codec {codec}: the same under {len(faults)} faults, {given.mean_between_faults:g} s apart on average", flush=True)
     try:
         with (
