@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import fusion_p2p
 from fusion_p2p.clock import Clock
@@ -97,14 +97,20 @@ class Acquaintances:
 
     async def ask(self, peer: PeerId, message: Message, *, timeout_s: float) -> Message:
         """One question, one answer on the swarm protocol. NetworkError or WireError."""
+        async with self.asking(peer, message, timeout_s):
+            messages = await self.open(peer, timeout_s=timeout_s)
+            try:
+                await messages.send(message)
+                return await messages.receive()
+            finally:
+                await messages.close()
+
+    @contextlib.asynccontextmanager
+    async def asking(self, peer: PeerId, message: Message, timeout_s: float) -> AsyncIterator[None]:
+        """Around one question: its deadline, and whether the peer answers is remembered."""
         try:
             async with asyncio.timeout(timeout_s):
-                messages = await self.open(peer, timeout_s=timeout_s)
-                try:
-                    await messages.send(message)
-                    answer = await messages.receive()
-                finally:
-                    await messages.close()
+                yield
         except TimeoutError:
             self._note_failure(peer, f"no answer within {timeout_s:g} s")
             raise DeadlinePassed(f"{peer} did not answer {message.kind} within {timeout_s:g} s") from None
@@ -112,7 +118,6 @@ class Acquaintances:
             self._note_failure(peer, str(error))
             raise
         self._failed_at.pop(peer, None)
-        return answer
 
     async def open(self, peer: PeerId, *, timeout_s: float, hints: Sequence[str] = ()) -> MessageStream:
         """A stream of the swarm protocol, as `open_stream` opens it."""

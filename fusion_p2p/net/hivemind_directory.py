@@ -35,6 +35,8 @@ def _is_not_of_a_lookup(record: logging.LogRecord) -> bool:
 logging.getLogger("asyncio").addFilter(_is_not_of_a_lookup)
 
 NUM_KEYS = 16
+BEAM = 10
+"""Nodes asked for each key, the nearest ones: twice as many as store it."""
 OPERATION_TIMEOUT_S = 15.0
 CALL_TIMEOUT_S = 3.0
 """For one question to one node."""
@@ -42,17 +44,6 @@ START_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 1.0
 MIN_EXPIRY_GAIN_S = 0.001
 """The DHT keeps the record that expires last, so a replacement must expire later than what it replaces."""
-
-
-class _LeftOverTasks(logging.Filter):
-    """Drops asyncio's complaint about tasks that hivemind's search forgets: they wait for an event and do nothing else."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        return not (said.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in said)
-
-
-logging.getLogger("asyncio").addFilter(_LeftOverTasks())
 
 
 class SealValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
@@ -83,6 +74,8 @@ class HivemindDirectory:
         self._entries: set[PeerId] = set()
         self._expires_at = 0.0
         self._newest: dict[PeerId, int] = {}
+        self.found: Mapping[PeerId, bytes] = {}
+        """By the last look-up, whoever wanted it."""
 
     async def start(self, daemon: Daemon) -> None:
         """Begin on a daemon, or go on on a new one with what the node knew."""
@@ -144,12 +137,13 @@ class HivemindDirectory:
     async def lookup(self) -> Mapping[PeerId, bytes]:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                return await self._lookup([self._key(index) for index in range(NUM_KEYS)])
+                self.found = await self._lookup([self._key(index) for index in range(NUM_KEYS)])
         except TimeoutError:
             raise NetworkError(f"the directory did not answer within {OPERATION_TIMEOUT_S:g} s") from None
+        return self.found
 
     async def _lookup(self, keys: Sequence[bytes]) -> dict[PeerId, bytes]:
-        found = await self._running().get_many(keys, sufficient_expiration_time=float("inf"))
+        found = await self._running().get_many(keys, sufficient_expiration_time=float("inf"), beam_size=BEAM)
         records: dict[PeerId, bytes] = {}
         for key in keys:
             entry = found.get(key)

@@ -208,11 +208,11 @@ async def _keep_in_touch(link: _Link, settings: JoinSettings, process: bytes) ->
 
 
 async def _remember(link: _Link, path: Path) -> None:
-    """Write down now and then who is here."""
+    """Write down now and then who is here: as somebody looked it up anyway, for a look-up asks many nodes."""
     while True:
-        addresses = [target.text for target in link.reached]
+        addresses, directory = [target.text for target in link.reached], link.network.directory
         with contextlib.suppress(NetworkError):
-            for record in (await link.network.directory.lookup()).values():
+            for record in (directory.found or await directory.lookup()).values():
                 addresses += _announced(record)
         remember_peers(path, addresses)
         await asyncio.sleep(REMEMBER_INTERVAL_S)

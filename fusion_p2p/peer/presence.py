@@ -228,16 +228,19 @@ class Presence:
             await asyncio.sleep(self._settings.beat_s / 4)
 
     async def _beat_to_coordinator(self) -> None:
-        while True:
-            self._beat_now.clear()
-            began = self._clock.now()
-            if self.coordinator is not None and not self.coordinating:
-                await self._beat_and_doubt(self.coordinator.peer)
-            await _either(self._beat_now, self._settings.beat_s - (self._clock.now() - began))
+        try:
+            while True:
+                self._beat_now.clear()
+                began = self._clock.now()
+                if self.coordinator is not None and not self.coordinating:
+                    await self._beat_and_doubt(self.coordinator.peer)
+                await _either(self._beat_now, self._settings.beat_s - (self._clock.now() - began))
+        finally:
+            await self._questions.stop_beating()
 
     async def _beat_and_doubt(self, coordinator: PeerId) -> None:
         """A coordinator that does not answer and is reached by nobody has gone, however short its silence."""
-        if not await self._questions.beat(coordinator):
+        if not await self._questions.beat_regularly(coordinator):
             self._spawn(self._questions.doubt(coordinator, self._observers(coordinator)))
 
     async def _beat_at_random(self) -> None:

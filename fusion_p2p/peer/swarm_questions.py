@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
+from fusion_p2p.net.conversation import Conversation
 from fusion_p2p.peer.presence_messages import reply_arrived, to_token
 from fusion_p2p.peer.swarm_service import Step
 from fusion_p2p.peer.swarm_view import SwarmView
@@ -31,11 +32,23 @@ class SwarmQuestions:
         self._others = others
         self._step = step
         self._settings = settings
+        self._conversation = Conversation(others)
+
+    async def beat_regularly(self, peer: PeerId) -> bool:
+        """Whether it answered. The stream stays open for the next beat; not for several tasks at once."""
+        return await self._beat(peer, self._conversation)
+
+    async def stop_beating(self) -> None:
+        """Close that stream."""
+        await self._conversation.end()
 
     async def beat(self, peer: PeerId) -> bool:
         """Whether it answered."""
+        return await self._beat(peer, self._others)
+
+    async def _beat(self, peer: PeerId, way: Acquaintances | Conversation) -> bool:
         (beat, number), asked_at = self._view.make_beat(peer), self._view.now()
-        reply = await self._ask(peer, beat, self._settings.suspect_after_s)
+        reply = await _ask(way, peer, beat, self._settings.suspect_after_s)
         if not isinstance(reply, BeatReply):
             return False
         self._view.acknowledge(peer, number)
@@ -45,7 +58,7 @@ class SwarmQuestions:
 
     async def ask_vote(self, voter: PeerId, term: int) -> None:
         question = VoteRequest(term=term, incarnation=self._view.node.incarnation)
-        reply = await self._ask(voter, question, self._settings.vote_s)
+        reply = await _ask(self._others, voter, question, self._settings.vote_s)
         if isinstance(reply, VoteReply):
             self._step(node.VoteReplyArrived(voter, reply.term, reply.granted, to_token(reply.coordinator)))
 
@@ -67,16 +80,17 @@ class SwarmQuestions:
 
     async def _probe(self, observer: PeerId, suspect: PeerId) -> bool | None:
         """Whether the observer reaches the suspect; None when it does not answer."""
-        reply = await self._ask(observer, Probe(peer=suspect), self._settings.confirm_s)
+        reply = await _ask(self._others, observer, Probe(peer=suspect), self._settings.confirm_s)
         if not isinstance(reply, ProbeReply):
             return None
         if reply.heard:
             self._step(node.SuspectAnswered(suspect))
         return reply.heard
 
-    async def _ask(self, peer: PeerId, message: Message, timeout_s: float) -> Message | None:
-        try:
-            return await self._others.ask(peer, message, timeout_s=timeout_s)
-        except (NetworkError, WireError) as error:
-            logger.debug("%s to %s: %s", message.kind, peer, error)
-            return None
+
+async def _ask(way: Acquaintances | Conversation, peer: PeerId, message: Message, timeout_s: float) -> Message | None:
+    try:
+        return await way.ask(peer, message, timeout_s=timeout_s)
+    except (NetworkError, WireError) as error:
+        logger.debug("%s to %s: %s", message.kind, peer, error)
+        return None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
-from fusion_p2p.errors import NetworkError, WireError
+from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Stream
-from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.net.messaging import MessageStream, expect
 from fusion_p2p.peer.presence_messages import beat_arrived, from_token
 from fusion_p2p.peer.swarm_view import SwarmView
 from fusion_p2p.swarm import election, node
 from fusion_p2p.swarm.election import Token
 from fusion_p2p.swarm.settings import SwarmSettings
+from fusion_p2p.wire.messages import Message
 from fusion_p2p.wire.swarm_messages import (
     SWARM_MESSAGES,
     Beat,
@@ -31,6 +33,9 @@ from fusion_p2p.wire.swarm_messages import (
 
 FIRST_MESSAGE_S = 10.0
 """A stream on which nothing is asked for so long is closed."""
+NEXT_BEAT_S = 10.0
+MAX_CONVERSATIONS = 256
+"""Streams kept open for beats: each is an open file. Who is beyond them beats on a stream of its own each time."""
 
 Registrar = Callable[[MessageStream, Register], Awaitable[None]]
 """Serves one owner that registers, until its proposal is delivered or we no longer coordinate."""
@@ -46,16 +51,36 @@ class SwarmService:
         self._others = others
         self._step = step
         self._settings = settings
+        self._conversations: set[MessageStream] = set()
         self.registrar: Registrar | None = None
         self.closed = False
         """Set when we leave: who has said goodbye answers no more."""
 
     async def serve(self, stream: Stream) -> None:
-        """One question and its answer. WireError when a peer asks what nobody asks."""
+        """One question and its answer, or one beat after the other. WireError when a peer asks what nobody asks."""
+        messages = MessageStream(stream, SWARM_MESSAGES)
+        asked = await messages.receive(timeout_s=FIRST_MESSAGE_S)
         if self.closed:
             return
-        messages = MessageStream(stream, SWARM_MESSAGES)
-        asked, peer = await messages.receive(timeout_s=FIRST_MESSAGE_S), stream.remote
+        await self._answer(messages, asked)
+        if isinstance(asked, Beat) and len(self._conversations) < MAX_CONVERSATIONS:
+            self._conversations.add(messages)
+            try:
+                await self._answer_beats(messages)
+            finally:
+                self._conversations.discard(messages)
+
+    async def _answer_beats(self, messages: MessageStream) -> None:
+        """Until they end: whoever beats once only closes the stream then."""
+        with contextlib.suppress(StreamClosed, DeadlinePassed):
+            while True:
+                beat = expect(await messages.receive(timeout_s=NEXT_BEAT_S), Beat)
+                if self.closed:
+                    return
+                await messages.send(self._answer_beat(messages.remote, beat))
+
+    async def _answer(self, messages: MessageStream, asked: Message) -> None:
+        peer = messages.remote
         match asked:
             case Beat():
                 await messages.send(self._answer_beat(peer, asked))

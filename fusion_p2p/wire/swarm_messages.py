@@ -8,9 +8,9 @@
     owner -> coordinator  Register       plan my job          -> Waiting*, then Proposal | Unchanged | NotCoordinator
     anyone -> peer        StatusRequest  who is here?                      -> StatusReply
 
-One question per stream, except that Register is answered by any number of Waiting messages, at least one every 5 s, before the
-Proposal, and among them MeasureLinks, which the owner answers with Links to the peers it names. Who speaks is the
-authenticated peer of the stream, so no message carries its sender.
+One question per stream, with two exceptions. Beats to a coordinator may follow each other on one. Register is answered by any
+number of Waiting messages, at least one every 5 s, before the Proposal, and among them MeasureLinks, which the owner answers
+with Links to the peers it names. Who speaks is the authenticated peer of the stream, so no message carries its sender.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ class Current(Record):
     step_s: Seconds = 0.0
     """Measured seconds per step of the plan; 0: not known."""
     steps_left: Count = 0
+    gain: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    """The share of a step that a better plan has to gain."""
 
 
 class Register(Message):
