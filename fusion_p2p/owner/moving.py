@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from fusion_p2p.clock import Clock
 from fusion_p2p.errors import Incompatible, SwarmUnreachable
@@ -12,16 +13,17 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.job.recovery import Holders
 from fusion_p2p.owner.enlistment import Enlisted
 from fusion_p2p.owner.guarding import Guarding
-from fusion_p2p.owner.registering import Registering
+from fusion_p2p.owner.registering import Registering, SoFar
 from fusion_p2p.owner.stage import Stage
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.reluctance import Reluctance
 from fusion_p2p.wire.swarm_messages import Register
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
-GAIN_EVERY_S = 10.0
-"""Between two looks for a better plan."""
+GAIN_EVERY_S = 5.0
+"""Between two looks for a better plan: one is taken when it was found twice."""
 SHUN_S = 60.0
 """A peer that refused a change is not asked again for so long."""
 PAUSE_S = 2.0
@@ -31,6 +33,20 @@ SMOOTHING = 0.3
 Enlist = Callable[[Register], Awaitable[Enlisted]]
 Better = Callable[[Register], Awaitable[Enlisted | str]]
 """A plan that pays, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan instead of one that runs; `gains`: because it pays, not because somebody leaves."""
+
+    instead_of: Plan
+    enlisted: Enlisted
+    gains: bool
+
+    def runs_as(self, plan: Plan) -> bool:
+        """Whether this is what runs now, whatever its codecs."""
+        found = self.enlisted.plan
+        return (found.slice_of, found.slices) == (plan.slice_of, plan.slices)
 
 
 class Moving:
@@ -50,10 +66,11 @@ class Moving:
         self._stage: Stage | None = None
         self._leaving: dict[PeerId, str] = {}
         self._shunned: dict[PeerId, float] = {}
-        self._found: tuple[Plan, Enlisted] | None = None
+        self._found: _Found | None = None
         self._looked_at = self._pause_until = clock.now()
         self._step = 0
         self._step_s = 0.0
+        self._reluctance = Reluctance()
 
     @property
     def leaving(self) -> frozenset[PeerId]:
@@ -62,6 +79,9 @@ class Moving:
 
     def began(self, stage: Stage) -> None:
         """An epoch runs: what was found for another one is worth nothing."""
+        moved = self._found is not None and self._found.gains and self._found.runs_as(stage.plan)
+        known = self._reluctance
+        self._reluctance = known.moved(self._step_s, self._clock.now()) if moved else known.disturbed()
         self._stage, self._found, self._step = stage, None, stage.state_step
         self._leaving = {peer: reason for peer, reason in self._leaving.items() if peer in stage.plan.peers}
         self._step_s = 0.0
@@ -84,12 +104,15 @@ class Moving:
 
     def found(self, plan: Plan) -> Enlisted | None:
         """Another plan instead of this one, if there is one by now."""
-        return self._found[1] if self._found is not None and self._found[0] == plan else None
+        return self._found.enlisted if self._found is not None and self._found.instead_of == plan else None
 
     def took(self, step_s: float) -> None:
         """One more step was made and took so long."""
         self._step += 1
         self._step_s = step_s if self._step_s == 0 else (1 - SMOOTHING) * self._step_s + SMOOTHING * step_s
+        vain, self._reluctance = self._reluctance.vain, self._reluctance.took(step_s, self._clock.now())
+        if self._reluctance.vain > vain:
+            log.info("the last move brought nothing, steps take %.3g s: the next has to promise more", self._step_s)
 
     async def run(self) -> None:
         """Look whenever there is reason to, until cancelled."""
@@ -121,20 +144,20 @@ class Moving:
     async def _replace(self, stage: Stage) -> None:
         without = self.leaving | self._shunned_now()
         steps_left = max(0, self._steps - self._step)
-        self._take(stage, await self._enlist(self._registering.mend(stage.plan, without, self._kept(), steps_left)))
+        register = self._registering.mend(stage.plan, without, self._kept(), steps_left)
+        self._take(stage, await self._enlist(register), gains=False)
 
     async def _improve(self, stage: Stage, better: Better) -> None:
-        steps_left = max(0, self._steps - self._step)
-        register = self._registering.improve(stage.plan, self._shunned_now(), self._kept(), self._step_s, steps_left)
-        answer = await better(register)
+        so_far = SoFar(self._step_s, max(0, self._steps - self._step), self._reluctance.gain(self._clock.now()))
+        answer = await better(self._registering.improve(stage.plan, self._shunned_now(), self._kept(), so_far))
         if isinstance(answer, str):
-            log.info("no better plan: %s", answer)
+            log.debug("nothing moves: %s", answer)
         else:
-            self._take(stage, answer)
+            self._take(stage, answer, gains=True)
 
-    def _take(self, stage: Stage, enlisted: Enlisted) -> None:
+    def _take(self, stage: Stage, enlisted: Enlisted, *, gains: bool) -> None:
         if self._stage is stage and enlisted.plan != self._registering.asked(stage.plan):
-            self._found = (stage.plan, enlisted)
+            self._found = _Found(stage.plan, enlisted, gains)
 
     def _kept(self) -> Holders:
         return {index: tuple(peer for peer, _ in copies) for index, copies in self._guards.held.items()}

@@ -36,6 +36,15 @@ class Job:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What a run knows of its steps: how long one takes, how many are to come, what share of one a move has to gain."""
+
+    step_s: float
+    steps_left: int
+    gain: float
+
+
 class Registering:
     """Makes the registrations of one run. The owner serves its graph and plans by their digests."""
 
@@ -71,7 +80,7 @@ class Registering:
             )
         )
 
-    def improve(self, plan: Plan, without: frozenset[PeerId], holders: Holders, step_s: float, steps_left: int) -> Register:
+    def improve(self, plan: Plan, without: frozenset[PeerId], holders: Holders, so_far: SoFar) -> Register:
         """A plan that pays more than it costs to move there. holders: who keeps copies, for the status of the swarm."""
         return self._register(
             Current(
@@ -79,8 +88,9 @@ class Registering:
                 plan=self.offer(self.asked(plan)),
                 without=tuple(sorted(without)),
                 held=_held(plan, holders),
-                step_s=step_s,
-                steps_left=steps_left,
+                step_s=so_far.step_s,
+                steps_left=so_far.steps_left,
+                gain=so_far.gain,
             )
         )
 

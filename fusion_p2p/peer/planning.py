@@ -36,6 +36,8 @@ from fusion_p2p.wire.swarm_messages import Current, Register
 REMEMBERED = 4
 """Graphs, plans, and answers that are remembered, of each so many."""
 FETCH_S = 60.0
+CONFIRM_S = 3.0
+"""A better plan that is found has to be better still so much later."""
 AGAIN_S, SHARE = 30.0, 0.05
 """Something better is not looked for again so soon among the same peers, however much their links change; and where looking
 takes long so much later that it takes no more than this share of a peer's time."""
@@ -85,13 +87,25 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What is known of a job from earlier: the plan that runs, and one that looked better."""
+
+    running: Running | None
+    promising: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Answered:
-    """For which plan and network nothing better was found, why, and until when that is not doubted."""
+    """For which plan and network nothing better was found, why, and until when that is not doubted.
+
+    Or nothing better yet: then it is looked at again from `until` on.
+    """
 
     plan: str
     network: Network
     until: float
     keep: Keep
+    gain: float
 
 
 InThread = Callable[[Callable[[], Computed]], Awaitable[Computed]]
@@ -122,9 +136,8 @@ class Planner:
             if current is not None and running is None:
                 encoded_plan = await self._fetch(told.owner, current.plan, MAX_PLAN_BYTES)
             began = self._clock.now()
-            computed = await self._in_thread(
-                lambda: _compute(register, told, checked or _check(encoded), running, encoded_plan)
-            )
+            before = Before(running, self._promising(register))
+            computed = await self._in_thread(lambda: _compute(register, told, checked or _check(encoded), before, encoded_plan))
         except NetworkError as error:
             return NotNow(f"the coordinator cannot fetch the graph: {error}")
         except (GraphError, WireError) as error:
@@ -137,11 +150,19 @@ class Planner:
         last = self._answered.get(register.job)
         if last is None or register.current is None or register.current.purpose != "improve":
             return None
-        same = register.current.plan.digest == last.plan and tuple(peer.peer for peer in told.peers) == last.network.peers
-        if not same:
+        current, soon = register.current, self._clock.now() < last.until
+        if (current.plan.digest, current.gain) != (last.plan, last.gain):
             return None
-        soon = self._clock.now() < last.until
+        if tuple(peer.peer for peer in told.peers) != last.network.peers:
+            return None
+        if last.keep.promising is not None:
+            return last.keep if soon else None
         return last.keep if soon or about_equal(told.network(), last.network) else None
+
+    def _promising(self, register: Register) -> Plan | None:
+        """What was found to be better than the plan that runs, when it was last looked."""
+        last, current = self._answered.get(register.job), register.current
+        return last.keep.promising if last is not None and current is not None and current.plan.digest == last.plan else None
 
     def _remember(self, register: Register, computed: Computed, took_s: float) -> None:
         _keep(self._checked, register.graph.digest, computed.checked)
@@ -151,8 +172,9 @@ class Planner:
         if current is not None and computed.running is not None:
             _keep(self._running, current.plan.digest, computed.running)
             if isinstance(computed.made, Keep):
-                until = self._clock.now() + max(AGAIN_S, took_s / SHARE)
-                answered = _Answered(current.plan.digest, computed.network, until, computed.made)
+                pause_s = max(AGAIN_S, took_s / SHARE) if computed.made.promising is None else CONFIRM_S
+                until = self._clock.now() + pause_s
+                answered = _Answered(current.plan.digest, computed.network, until, computed.made, current.gain)
                 _keep(self._answered, register.job, answered)
 
     async def _fetch(self, owner: PeerId, content: Content, most: int) -> bytes:
@@ -169,19 +191,19 @@ def _keep(memory: OrderedDict[str, T], key: str, value: T) -> None:
         memory.popitem(last=False)
 
 
-def _compute(register: Register, told: Told, checked: CheckedGraph, running: Running | None, encoded_plan: bytes) -> Computed:
+def _compute(register: Register, told: Told, checked: CheckedGraph, before: Before, encoded_plan: bytes) -> Computed:
     current, request, network = register.current, _request(register, told), told.network()
     graph, costs = checked.graph, checked.costs
     if current is None:
         made: Plan | NoPlan | Keep = plan(register.scheduler, graph, costs, network, request)
         return Computed(checked, None, made, network, _proposed(graph, made, None))
-    running = running or _understood(graph, encoded_plan)
+    running = before.running or _understood(graph, encoded_plan)
     if (running.plan.graph, running.plan.micro_batches) != (register.graph.digest, register.micro_batches):
         raise WireError("the plan in use is for something else")
     if current.purpose == "mend":
         made = _mended(register, current, told, checked, running)
     else:
-        asked = Asked(running, current.step_s, current.steps_left, register.peers)
+        asked = Asked(running, current.step_s, current.steps_left, register.peers, current.gain, before.promising)
         made = improved(register.scheduler, graph, costs, network, request, asked)
     return Computed(checked, running, made, network, _proposed(graph, made, running))
 

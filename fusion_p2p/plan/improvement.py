@@ -1,7 +1,12 @@
 """A better plan for a job that runs: the scheduler's best over all that are free or its own, if changing to it pays.
 
-Both plans are judged by the simulator on the network as it is now. Where the owner has measured what its steps really take,
-both are taken to depart from the simulation by the same factor.
+Measured figures of equal peers differ, and so do those of one peer from one time to the next. A scheduler finds the very plan
+that gains most by such differences, so a job that believed it would move to and fro. It changes only to a plan that pays
+
+* by the figures as they are, and also by the same figures without what measuring alone can make of them (`plan.noise`);
+* when it is found, and when it is judged once more by later figures: until then it is `Keep.promising`;
+* compared with what steps really take. Both plans are simulated; what the running one takes longer than simulated, the other
+  takes longer, too, and what it takes less, the other takes less in proportion: the less favourable of two readings.
 """
 
 from __future__ import annotations
@@ -15,9 +20,10 @@ from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.plan.memory import num_moments
 from fusion_p2p.plan.network import Network
+from fusion_p2p.plan.noise import ALIKE_LATENCY_S, ALIKE_S_PER_BYTE, evened
 from fusion_p2p.plan.pipelines import pipeline_of_plan
 from fusion_p2p.plan.plan import Plan
-from fusion_p2p.plan.replan import Keep, Predicted, Running, replan
+from fusion_p2p.plan.replan import GAIN, Change, Keep, Predicted, Running, replan
 from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest
 from fusion_p2p.plan.schedulers import plan
 from fusion_p2p.plan.simulate import simulate
@@ -25,44 +31,88 @@ from fusion_p2p.plan.sizing import all_in_flight, sized
 
 ALIKE = 0.1
 """Links and rates that differ by less, relatively, are the same as before."""
-ALIKE_LATENCY_S, ALIKE_S_PER_BYTE = 1e-3, 4e-9
-"""Or by less than this: nobody moves a slice for a millisecond, or for a link of 4 Gbit/s instead of 2."""
 SAME_RATE = 1.2
 """A peer has to be so many times faster than one that works for the job already to be looked at instead of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What runs, and how: seconds per step as measured (0: not known), steps to come, how many peers the owner wants."""
+    """What runs, and how: seconds per step as measured (0: not known), steps to come, how many peers the owner wants.
+
+    gain: the share of a step that has to be gained. promising: a plan that paid by earlier figures.
+    """
 
     current: Running
     step_s: float = 0.0
     steps_left: int = 0
     peers: int | None = None
+    gain: float = GAIN
+    promising: Plan | None = None
 
 
 def improved(
     scheduler: str, graph: Graph, costs: Sequence[NodeCost], network: Network, request: PlanRequest, asked: Asked
 ) -> Plan | Keep:
-    """A plan that is worth changing to, or why there is none."""
-    current = asked.current
-    missing = sorted(current.plan.peers - set(network.peers))
+    """A plan that is worth changing to, or why there is none, or none yet."""
+    missing = sorted(asked.current.plan.peers - set(network.peers))
     if missing:
         return Keep(f"peer {missing[0]} of the plan has not reported lately")
+    judging = _Judging(graph, costs, network, num_moments(request.optimiser), asked)
+    if asked.promising is not None and asked.promising.peers <= set(network.peers):
+        again = judging.decided(asked.promising)
+        if isinstance(again, Change):
+            return judging.fitting(again.plan, asked.promising)
     made = plan(scheduler, graph, costs, network.select(_chosen(network, asked)), request)
     if isinstance(made, NoPlan):
         return Keep(f"there is no other plan: {made.reason}")
-    moments = num_moments(request.optimiser)
-    current_s = simulate(pipeline_of_plan(graph, current.parts, costs, current.plan, network)).step_s
-    bias = asked.step_s / current_s if asked.step_s > 0 < current_s else 1.0
-    predicted = Predicted(current_s * bias, made.predicted_step_s * bias, asked.steps_left)
-    candidate = Running(made, cut(graph, made.slice_of))
-    decision = replan(graph, network, moments, current, candidate, predicted)
+    decision = judging.decided(made)
     if isinstance(decision, Keep):
         return decision
-    slices = tuple(all_in_flight(part, made.micro_batches) for part in decision.plan.slices)
-    aligned = sized(graph, candidate.parts, costs, replace(decision.plan, slices=slices), network, moments)
-    return made if isinstance(aligned, NoPlan) else aligned
+    return Keep("another plan pays by these figures: whether it still does by later ones is seen soon", made)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Judging:
+    """One question: whether plans pay, compared with the one that runs."""
+
+    graph: Graph
+    costs: Sequence[NodeCost]
+    network: Network
+    moments: int
+    asked: Asked
+
+    def decided(self, candidate: Plan) -> Change | Keep:
+        """The least change to the plan, or to one as good, if that pays by the figures evened and as they are."""
+        even, candidate_parts = evened(self.network), cut(self.graph, candidate.slice_of)
+        found = Running(candidate, candidate_parts)
+        predicted = self._predicted(found, even)
+        decision = replan(self.graph, even, self.moments, self.asked.current, found, predicted)
+        if isinstance(decision, Keep):
+            return decision
+        refusal = self._predicted(Running(decision.plan, candidate_parts), self.network).refusal(decision.move_s)
+        return decision if refusal is None else Keep(refusal)
+
+    def fitting(self, *wanted: Plan) -> Plan | Keep:
+        """The first of these plans whose peers have room for it, with what each may hold and what its step takes now."""
+        refusal = ""
+        for made in wanted:
+            slices = tuple(all_in_flight(part, made.micro_batches) for part in made.slices)
+            parts = cut(self.graph, made.slice_of)
+            fitting = sized(self.graph, parts, self.costs, replace(made, slices=slices), self.network, self.moments)
+            if isinstance(fitting, Plan):
+                return replace(fitting, predicted_step_s=self._simulated_s(Running(fitting, parts), self.network))
+            refusal = fitting.reason
+        return Keep(f"a better plan does not fit: {refusal}")
+
+    def _predicted(self, candidate: Running, network: Network) -> Predicted:
+        current_s, candidate_s = self._simulated_s(self.asked.current, network), self._simulated_s(candidate, network)
+        step_s = self.asked.step_s or current_s
+        longer_s = step_s - current_s
+        really_s = candidate_s + longer_s if longer_s > 0 else candidate_s * step_s / current_s
+        return Predicted(step_s, really_s, self.asked.steps_left, self.asked.gain)
+
+    def _simulated_s(self, running: Running, network: Network) -> float:
+        return simulate(pipeline_of_plan(self.graph, running.parts, self.costs, running.plan, network)).step_s
 
 
 def about_equal(one: Network, other: Network) -> bool:

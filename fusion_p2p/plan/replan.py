@@ -4,9 +4,9 @@ Of peers that are alike for the plan, each keeps what it holds as far as possibl
 optimiser's moments, and buffers; gradients and activations are not carried over an epoch. It moves tensor by tensor, each from
 a peer that holds it now and sends it fastest, and from the owner's checkpoint only where nobody does. A change pays if
 
-    new step + moving / steps to come  <  WORTH * old step
+    new step + moving / steps to come  <  (1 - gain) * old step
 
-so that noise in measured figures does not make a job move to and fro.
+where the gain that is wanted is a tenth at least.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fusion_p2p.plan.layout import Layout, Stage
 from fusion_p2p.plan.network import Floats, Network
 from fusion_p2p.plan.plan import Plan, SlicePlan
 
-WORTH = 0.9
+GAIN = 0.1
+"""A step has to become shorter by this share of it, or nothing moves."""
 ALIKE = 0.05
 """Measured figures of equal machines differ by so much, relatively."""
 GONE = -1
@@ -43,9 +44,13 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Stay as it is, and why: one sentence."""
+    """Stay as it is, and why: one sentence.
+
+    promising: a plan that pays by what is known so far.
+    """
 
     reason: str
+    promising: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +66,22 @@ class Change:
 class Predicted:
     """Seconds per step of the current and of the candidate plan on the network as it is now, and how many steps are to come.
 
-    current_s is infinite when the current plan cannot run any more.
+    current_s is infinite when the current plan cannot run any more. gain: the share of a step that has to be gained.
     """
 
     current_s: float
     candidate_s: float
     steps: int
+    gain: float = GAIN
+
+    def refusal(self, move_s: float) -> str | None:
+        """Why it does not pay to move for so long, if it does not."""
+        if self.candidate_s + move_s / max(1, self.steps) < (1 - self.gain) * self.current_s:
+            return None
+        return (
+            f"changing would take a step from {self.current_s:.3g} s to {self.candidate_s:.3g} s, "
+            f"moving {move_s:.3g} s for {self.steps} steps to come: too little, {self.gain:.0%} is wanted"
+        )
 
 
 def replan(
@@ -85,13 +100,8 @@ def replan(
     change = Change(aligned.plan, moved_bytes, move_s)
     if math.isinf(predicted.current_s) or not current.plan.peers <= set(network.peers):
         return change
-    with_moving_s = predicted.candidate_s + move_s / max(1, predicted.steps)
-    if with_moving_s < WORTH * predicted.current_s:
-        return change
-    return Keep(
-        f"changing would take a step from {predicted.current_s:.3g} s to {predicted.candidate_s:.3g} s, "
-        f"moving {move_s:.3g} s for {predicted.steps} steps to come: too little"
-    )
+    refusal = predicted.refusal(move_s)
+    return change if refusal is None else Keep(refusal)
 
 
 def layout_of(plan: Plan, chain: Chain, network: Network) -> Layout:

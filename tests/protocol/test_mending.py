@@ -15,7 +15,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.owner.enlistment import Enlisted, better_plan, enlist
 from fusion_p2p.owner.finder import Finder
 from fusion_p2p.peer import planning
-from fusion_p2p.peer.planning import Computed
+from fusion_p2p.peer.planning import CONFIRM_S, Computed
 from fusion_p2p.peer.presence import Presence
 from fusion_p2p.plan.encoding import check_plan, encode_plan
 from fusion_p2p.plan.improvement import improved
@@ -335,11 +335,16 @@ def test_a_better_plan_comes_with_better_peers_and_nothing_is_computed_twice(mon
             assert seen == ["improved"]
             fast = world.add()
             await eventually(world.complete, within_s=10.0)
+            first = await owner.improve(plan)
+            assert "another plan pays by these figures" in str(first)
+            assert await owner.improve(plan) == first, "not before some seconds have passed"
+            assert seen == ["improved", "improved"]
+            await asyncio.sleep(CONFIRM_S)
             better = await owner.improve(plan)
             assert isinstance(better, Enlisted), better
             assert fast.me in better.plan.peers
             assert better.plan.predicted_step_s < 0.9 * plan.predicted_step_s
-            assert seen == ["improved", "improved"]
+            assert seen == ["improved", "improved", "improved"]
 
     in_virtual_time(scenario())
 

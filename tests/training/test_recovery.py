@@ -24,6 +24,8 @@ from fusion_p2p.owner.metrics import read_curves
 from fusion_p2p.owner.training import Training
 from fusion_p2p.peer import tasks
 from fusion_p2p.plan.plan import Plan
+from fusion_p2p.plan.reluctance import HASTY_GAIN
+from fusion_p2p.plan.replan import GAIN
 from tests.swarm_in_memory import Owner, Volunteer, owner, run_config, volunteers
 
 SGD: dict[str, Any] = {"steps": 6, "checkpoint_every": 2}
@@ -335,6 +337,9 @@ async def test_a_better_plan_is_taken_between_two_steps(tmp_path: Path, monkeypa
     assert committed(config.run) == list(range(1, 13))
     assert len(starts(config.run)) == 2
     assert at_risk.said("new plan after step", f"slice 0 moves to peer {at_risk.peer(3)}")
+    wanted = [asked.current.gain for asked in at_risk.owned.swarm.asked if asked.current is not None]
+    assert wanted[0] == GAIN
+    assert wanted[-1] >= HASTY_GAIN, "it has just moved"
 
 
 async def test_a_peer_that_comes_back_takes_its_slice_again_and_nothing_moves(
