@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fusion_p2p.graph.schema import Graph, Parameter, TensorType
 from fusion_p2p.graph.slices import Crossing, Cut, Slice
@@ -151,13 +153,19 @@ class PipelineSimulation:
 
     def _settle(self) -> None:
         while moves := self._moves():
-            self.rng.choice(moves)()
+            move, of = self.rng.choice(moves)
+            move(of)
 
-    def _moves(self) -> list:
-        moves = [lambda key=key: self._deliver(key) for key, stream in self.streams.items() if stream]
-        moves += [lambda peer=peer: self._finish(peer) for peer in self.running]
-        idle = (index for index in self.ready if self.plan.peer_of[index] not in self.running)
-        return moves + [lambda index=index: self._flow(index, flows.Idle()) for index in idle]
+    def _moves(self) -> list[tuple[Callable[[Any], None], Any]]:
+        """What may happen next: a value arrives, a task ends, a task begins."""
+        moves: list[tuple[Callable[[Any], None], Any]] = [
+            (self._deliver, key) for key, stream in self.streams.items() if stream
+        ]
+        moves += [(self._finish, peer) for peer in self.running]
+        return moves + [(self._begin, index) for index in self.ready if self.plan.peer_of[index] not in self.running]
+
+    def _begin(self, index: int) -> None:
+        self._flow(index, flows.Idle())
 
     def _deliver(self, key: tuple[int, int, bool]) -> None:
         edge, moment = self.streams[key].pop(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 import torch
 
 from fusion_p2p.clock import Clock, SystemClock
-from fusion_p2p.config import TrainConfig
+from fusion_p2p.config import MODEL_FLAGS, TrainConfig
 from fusion_p2p.errors import NetworkError
 from fusion_p2p.execute.compute import ComputeThread
-from fusion_p2p.graph.capture import capture
+from fusion_p2p.graph.capture import Captured, capture
 from fusion_p2p.graph.schema import Graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import PeerId, digest_of
@@ -218,6 +219,20 @@ class ByHand:
         return replace(plan, slices=tuple(slices))
 
 
+def config_of_model(config: TrainConfig) -> TrainConfig:
+    """Of a configuration that from which the captured model follows."""
+    names = ("bootstrap", "model", "option", *MODEL_FLAGS, "data", "data_option", "batch_size", "micro_batches")
+    return TrainConfig(**{name: getattr(config, name) for name in names})
+
+
+@functools.cache
+def captured_model(config: TrainConfig) -> tuple[Captured, tuple[str, ...]]:
+    """The model and the names of its parameters, captured once for all runs of a test process."""
+    data = open_data(config)
+    source = resolve_model(config, data)
+    return capture(source.module, data.example(), source.rules), tuple(source.module.state_dict())
+
+
 @contextlib.asynccontextmanager
 async def owner(
     network: SimulatedNetwork,
@@ -238,11 +253,10 @@ async def owner(
     folder = RunFolder.create(config) if config.resume is None else RunFolder.resume(config.resume)
     with folder:
         if config.resume is None:
-            source = resolve_model(config, data)
-            captured = capture(source.module, data.example(), source.rules)
+            captured, names = captured_model(config_of_model(config))
             made = narrowed(captured.graph, config, config.num_cuts)
             captured = replace(captured, graph=made.graph, weights=captured.weights | made.weights)
-            write_down(folder, captured, (*source.module.state_dict(), *made.parameters))
+            write_down(folder, captured, (*names, *made.parameters))
         job = open_job(config, folder, recorder)
         peers = [volunteer.peer for volunteer in helpers]
         members = peers[: options.pop("executing", len(peers))]

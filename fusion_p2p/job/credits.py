@@ -7,7 +7,7 @@ has taken it. After a reconnect everything not acknowledged is sent again; the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from fusion_p2p.wire.frames import Edge, Moment
@@ -71,7 +71,7 @@ def step(outbox: Outbox, event: Event) -> tuple[Outbox, tuple[Action, ...]]:
     """The next state and what to send or forget."""
     match event:
         case Offered(edge, moment):
-            return _fill(_set(outbox, edge, _sent(outbox, edge), (*_parked(outbox, edge), moment)), edge)
+            return _filled(outbox, edge, _sent(outbox, edge), (*_parked(outbox, edge), moment))
         case Acknowledged(edge, moment):
             return _acknowledged(outbox, edge, moment)
         case Reconnected(edges):
@@ -80,18 +80,22 @@ def step(outbox: Outbox, event: Event) -> tuple[Outbox, tuple[Action, ...]]:
 
 
 def _acknowledged(outbox: Outbox, edge: Edge, moment: Moment) -> tuple[Outbox, tuple[Action, ...]]:
-    if moment not in _sent(outbox, edge):
+    sent = _sent(outbox, edge)
+    if moment not in sent:
         return outbox, ()
-    rest = tuple(other for other in _sent(outbox, edge) if other != moment)
-    filled, sends = _fill(_set(outbox, edge, rest, _parked(outbox, edge)), edge)
+    rest = tuple(other for other in sent if other != moment)
+    filled, sends = _filled(outbox, edge, rest, _parked(outbox, edge))
     return filled, (Forget(edge, moment), *sends)
 
 
-def _fill(outbox: Outbox, edge: Edge) -> tuple[Outbox, tuple[Action, ...]]:
-    free = outbox.credits[edge] - len(_sent(outbox, edge))
-    parked = _parked(outbox, edge)
-    now, later = parked[: max(free, 0)], parked[max(free, 0) :]
-    return _set(outbox, edge, _sent(outbox, edge) + now, later), tuple(Send(edge, moment) for moment in now)
+def _filled(
+    outbox: Outbox, edge: Edge, sent: tuple[Moment, ...], parked: tuple[Moment, ...]
+) -> tuple[Outbox, tuple[Send, ...]]:
+    """The outbox with this on the way and parked on an edge, once as much of it is sent as there are credits for."""
+    free = max(outbox.credits[edge] - len(sent), 0)
+    now, later = parked[:free], parked[free:]
+    filled = Outbox(outbox.credits, {**outbox.sent, edge: sent + now}, {**outbox.parked, edge: later})
+    return filled, tuple(Send(edge, moment) for moment in now)
 
 
 def _sent(outbox: Outbox, edge: Edge) -> tuple[Moment, ...]:
@@ -100,7 +104,3 @@ def _sent(outbox: Outbox, edge: Edge) -> tuple[Moment, ...]:
 
 def _parked(outbox: Outbox, edge: Edge) -> tuple[Moment, ...]:
     return outbox.parked.get(edge, ())
-
-
-def _set(outbox: Outbox, edge: Edge, sent: tuple[Moment, ...], parked: tuple[Moment, ...]) -> Outbox:
-    return replace(outbox, sent={**outbox.sent, edge: sent}, parked={**outbox.parked, edge: parked})

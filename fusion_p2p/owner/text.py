@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,8 +80,9 @@ class TextData:
         return {"tokens": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
+@cache
 def stdlib_text() -> Text:
-    """The sources of the Python standard library that runs this; every tenth file in sorted order is held out."""
+    """The sources of the Python standard library that runs this, read once; every tenth file in sorted order is held out."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(root.rglob("*.py")) if not NOT_LIBRARY.intersection(path.relative_to(root).parts)]
     return _split_by_file(files, "stdlib-text")
