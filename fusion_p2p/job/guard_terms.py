@@ -27,7 +27,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """One slice of a round. guard: who is to hold it, None when nobody can; digest: of what the `sources` keep."""
+    """One slice of a round. guard: who is to hold it, None when nobody can; digest: of what the `sources` keep.
+
+    deadline: until when something has to be heard of it. pieces: how many the guard had fetched when it was heard last.
+    """
 
     guard: PeerId | None
     deadline: float
@@ -35,6 +38,7 @@ class Errand:
     sources: tuple[PeerId, ...] = ()
     held: bool = False
     failed: frozenset[PeerId] = frozenset()
+    pieces: int = -1
 
     @property
     def is_open(self) -> bool:
@@ -78,6 +82,16 @@ class KeptBy:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchingBy:
+    """A guard is at work for these slices, and so many pieces have come to it so far."""
+
+    peer: PeerId
+    slices: tuple[int, ...]
+    step: int
+    pieces: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBy:
     """A guard has fetched a copy."""
 
@@ -116,7 +130,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Began | Deciding | KeptBy | HeldBy | NotHeldBy | Seen | Lost | Tick
+Event = Began | Deciding | KeptBy | FetchingBy | HeldBy | NotHeldBy | Seen | Lost | Tick
 
 
 @dataclass(frozen=True, slots=True)

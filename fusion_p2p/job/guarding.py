@@ -2,11 +2,12 @@
 
     a step is decided, a copy is due   AskCopy: its commit has every slice kept where it is executed        (the round begins)
     Kept by a member of a slice        SendGuard: another peer fetches it from there
+    Fetching, more has come            that peer may go on, however slow it is
     Held by that peer                  once it holds for all slices, Durable: older copies may go           (the round ends)
-    NotHeld, a guard lost, too late    SendGuard to somebody else; with nobody left the round ends without Durable
+    NotHeld, a guard lost or still     SendGuard to somebody else; with nobody left the round ends without Durable
 
-There is at most one round at a time. A guard never executes the slice that it guards. A spare that holds nothing is no spare,
-so a new one, or a copy that was lost, makes the next round begin early.
+There is at most one round at a time, and after one that failed the next begins soon. A guard never executes the slice that it
+guards. A spare that holds nothing is no spare, so a new one, or a copy that was lost, makes the next round begin early.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_p2p.ids import PeerId
-from fusion_p2p.job.copy_interval import BUDGET, URGENT_BUDGET, Laps, LossRate, interval_s, shortest_s
+from fusion_p2p.job.copy_interval import BUDGET, LONGEST_S, URGENT_BUDGET, Laps, LossRate, interval_s, shortest_s
 from fusion_p2p.job.guard_choice import Candidate, Load, choose
 from fusion_p2p.job.guard_terms import (
     Action,
@@ -26,6 +27,7 @@ from fusion_p2p.job.guard_terms import (
     Durable,
     Errand,
     Event,
+    FetchingBy,
     GoBack,
     HeldBy,
     KeptBy,
@@ -38,14 +40,20 @@ from fusion_p2p.job.guard_terms import (
     Tick,
 )
 
-KEPT_S = 60.0
+KEPT_S = 20.0
 KEEP_BYTES_PER_S = 20e6
 """A member has said within this time, for so many bytes, that it keeps a copy; or the round goes on without it."""
-HELD_S = 60.0
-FETCH_BYTES_PER_S = 25e3
-"""The slowest line that a guard may have."""
+STILL_S = 10.0
+HASH_BYTES_PER_S = 100e6
+"""A guard to which nothing came for this time, and while it compares so many bytes, has lost its errand."""
 AVOID_S = 10.0
 """A peer that could not guard is not asked again for so long: often it was its source that failed."""
+RETRY_S = 5.0
+"""After a round that failed the next one waits for so long, twice as long after every further one that fails."""
+TICK_S = 1.0
+"""`Tick` is expected this often."""
+HELD_UP_S = 2 * TICK_S
+"""When it comes later by more than this it was us who heard nothing."""
 AS_IT_PAYS: None = None
 """The value of `every` that leaves the interval to measurements."""
 
@@ -54,7 +62,8 @@ AS_IT_PAYS: None = None
 class Guarding:
     """every: steps between copies, 0 for never, AS_IT_PAYS. early: the next round need not wait for its interval.
 
-    begun, took_s: when the last round began and how long it took. avoided: until when a peer is not asked.
+    begun, took_s: when the last round began and how long it took. failed: rounds in a row that were not completed; the next
+    begins at `retry_at`. avoided: until when a peer is not asked. ticked_at: when `Tick` came last.
     """
 
     every: int | None = AS_IT_PAYS
@@ -67,6 +76,9 @@ class Guarding:
     early: bool = True
     begun: float = float("-inf")
     took_s: float = 0.0
+    failed: int = 0
+    retry_at: float = float("-inf")
+    ticked_at: float | None = None
     laps: Laps = field(default_factory=Laps)
     losses: LossRate = field(default_factory=LossRate)
     counted_at: float | None = None
@@ -106,6 +118,8 @@ def step(state: Guarding, event: Event, now: float) -> tuple[Guarding, tuple[Act
             return _deciding(state, decided, now)
         case KeptBy():
             return _kept(state, event, now)
+        case FetchingBy():
+            return _fetching(state, event, now), ()
         case HeldBy():
             return _held(state, event, now)
         case NotHeldBy():
@@ -191,8 +205,10 @@ def _deciding(state: Guarding, decided: int, now: float) -> tuple[Guarding, tupl
 def _is_due(state: Guarding, decided: int, now: float) -> bool:
     if state.round is not None or not state.parts or state.every == 0:
         return False
+    if state.failed and now < state.retry_at:
+        return False
     if state.every is not None:
-        return decided % state.every == 0
+        return decided % state.every == 0 or state.failed > 0
     known = state.early or state.laps.know_quiet
     return known and now - state.begun >= state.interval_s
 
@@ -227,11 +243,20 @@ def _kept(state: Guarding, event: KeptBy, now: float) -> tuple[Guarding, tuple[A
     if errand is None or event.peer not in state.parts[event.slice].members or event.peer in errand.sources:
         return state, ()
     if errand.digest is None:
-        errand = replace(errand, digest=event.digest, sources=(event.peer,), deadline=_fetched_by(state, now))
+        errand = replace(errand, digest=event.digest, sources=(event.peer,), deadline=_heard_by(state, now))
         return _with(state, event.slice, errand), _sending(event.slice, event.step, errand)
     if event.digest != errand.digest:
         return state, ()
     return _with(state, event.slice, replace(errand, sources=(*errand.sources, event.peer))), ()
+
+
+def _fetching(state: Guarding, event: FetchingBy, now: float) -> Guarding:
+    """Whoever moves may go on; of who does not, the deadlines stay."""
+    for index in event.slices:
+        errand = _errand(state, index, event.step)
+        if errand is not None and errand.guard == event.peer and errand.digest is not None and event.pieces > errand.pieces:
+            state = _with(state, index, replace(errand, pieces=event.pieces, deadline=_heard_by(state, now)))
+    return state
 
 
 def _held(state: Guarding, event: HeldBy, now: float) -> tuple[Guarding, tuple[Action, ...]]:
@@ -277,10 +302,21 @@ def _lost(state: Guarding, event: Lost, now: float) -> tuple[Guarding, tuple[Act
 
 
 def _tick(state: Guarding, now: float) -> tuple[Guarding, tuple[Action, ...]]:
-    state = replace(state, avoided={peer: until for peer, until in state.avoided.items() if now < until})
+    since_s = TICK_S if state.ticked_at is None else now - state.ticked_at
+    state = replace(state, ticked_at=now, avoided={peer: until for peer, until in state.avoided.items() if now < until})
+    if since_s > TICK_S + HELD_UP_S:
+        state = _excused(state, since_s)
     errands = () if state.round is None else state.round.errands
     late = [index for index, errand in enumerate(errands) if errand.is_open and now >= errand.deadline]
     return _reassigned(state, late, now)
+
+
+def _excused(state: Guarding, seconds: float) -> Guarding:
+    """We heard nobody for so long: what was said meanwhile is still to be read."""
+    errands = () if state.round is None else state.round.errands
+    for index, errand in enumerate(errands):
+        state = _with(state, index, replace(errand, deadline=errand.deadline + seconds))
+    return state
 
 
 def _reassigned(state: Guarding, indices: Sequence[int], now: float) -> tuple[Guarding, tuple[Action, ...]]:
@@ -300,19 +336,19 @@ def _replaced(state: Guarding, index: int, now: float) -> tuple[Guarding, tuple[
         return state, ()
     errand = current.errands[index]
     failed = errand.failed if errand.guard is None else errand.failed | {errand.guard}
-    errand = replace(errand, guard=None, held=False, failed=failed)
+    errand = replace(errand, guard=None, held=False, failed=failed, pieces=-1)
     if errand.sources or (errand.digest is None and now < errand.deadline):
         avoided = {**state.avoided, **dict.fromkeys(failed, now + AVOID_S)}
         others = [*current.errands[:index], errand, *current.errands[index + 1 :]]
         guard = _choose(state, state.parts[index], others, failed, now)
-        deadline = errand.deadline if errand.digest is None else _fetched_by(state, now)
+        deadline = errand.deadline if errand.digest is None else _heard_by(state, now)
         state, errand = replace(state, avoided=avoided), replace(errand, guard=guard, deadline=deadline)
     return _with(state, index, errand), _sending(index, current.step, errand)
 
 
-def _fetched_by(state: Guarding, now: float) -> float:
-    """When a guard has to hold what it was sent for: it may be fetching all other slices first."""
-    return now + HELD_S + sum(part.num_bytes for part in state.parts) / FETCH_BYTES_PER_S
+def _heard_by(state: Guarding, now: float) -> float:
+    """When a guard has to have moved on: nothing comes to it while it compares what came."""
+    return now + STILL_S + max(part.num_bytes for part in state.parts) / HASH_BYTES_PER_S
 
 
 def _sending(index: int, of_step: int, errand: Errand) -> tuple[Action, ...]:
@@ -335,7 +371,15 @@ def _ended(state: Guarding, now: float) -> tuple[Guarding, tuple[Action, ...]]:
         return state, ()
     state = replace(state, round=None, took_s=now - current.begun)
     if not all(errand.held for errand in current.errands):
-        return state, ()
-    return replace(state, copies=frozenset(copy for copy in state.copies if copy.step >= current.step)), (
+        return _failed(state, current, now), ()
+    return replace(state, failed=0, copies=frozenset(copy for copy in state.copies if copy.step >= current.step)), (
         Durable(current.step),
     )
+
+
+def _failed(state: Guarding, current: Round, now: float) -> Guarding:
+    """A round has ended without all copies: another soon, unless nobody could have held them to begin with."""
+    if not any(errand.failed for errand in current.errands):
+        return state
+    pause_s = min(LONGEST_S, RETRY_S * 2**state.failed)
+    return replace(state, early=True, failed=state.failed + 1, retry_at=now + pause_s)

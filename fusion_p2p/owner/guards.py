@@ -23,13 +23,25 @@ from fusion_p2p.owner.guard_links import GuardLinks
 from fusion_p2p.owner.links import Links
 from fusion_p2p.owner.spares import Surroundings
 from fusion_p2p.owner.stage import Stage
-from fusion_p2p.wire.job_messages import Admit, Content, Durable, Guard, Held, Kept, NotHeld, Pulse, Refused, Start, Stop
+from fusion_p2p.wire.job_messages import (
+    Admit,
+    Content,
+    Durable,
+    Fetching,
+    Guard,
+    Held,
+    Kept,
+    NotHeld,
+    Pulse,
+    Refused,
+    Start,
+    Stop,
+)
 from fusion_p2p.wire.manifest import encode_manifest, state_bytes
 from fusion_p2p.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
-TICK_S = 1.0
 LOOK_EVERY_S = 5.0
 OFF = 0
 """The value of `every` without copies."""
@@ -102,12 +114,14 @@ class Guards:
             case Kept(epoch=epoch):
                 if epoch >= self._asked_in:
                     self._step(terms.KeptBy(peer, message.slice, message.step, Digest(message.digest)))
+            case Fetching() if self._is_ours(message):
+                self._step(terms.FetchingBy(peer, message.slices, message.step, message.pieces))
             case Held() if self._is_ours(message):
                 self._step(terms.HeldBy(peer, message.slice, message.step, Digest(message.digest)))
             case NotHeld() if self._is_ours(message):
                 self._links.settle(peer, _key(message.slice))
                 self._step(terms.NotHeldBy(peer, message.slice, message.step))
-            case Held() | NotHeld():
+            case Fetching() | Held() | NotHeld():
                 pass
             case Pulse():
                 return peer in self._links.linked
@@ -130,7 +144,7 @@ class Guards:
             group.create_task(self._links.run())
             group.create_task(self._keep_looking())
             while True:
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(guarding.TICK_S)
                 self._step(terms.Tick())
 
     async def _keep_looking(self) -> None:
@@ -150,7 +164,7 @@ class Guards:
         self._sizes = tuple(state_bytes(tensors) for tensors in states)
         self._manifests = tuple(Content(digest=self._blobs.offer(data), num_bytes=len(data)) for data in encoded)
 
-    def _is_ours(self, message: Held | NotHeld) -> bool:
+    def _is_ours(self, message: Fetching | Held | NotHeld) -> bool:
         return (message.job, message.incarnation) == (self._job, self._incarnation)
 
     def _step(self, event: terms.Event) -> None:

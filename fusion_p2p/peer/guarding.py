@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from functools import partial
 
 from fusion_p2p.errors import NetworkError, WireError
 from fusion_p2p.ids import Digest, JobId, PeerId
@@ -22,7 +24,7 @@ from fusion_p2p.peer.keeping import Keeping
 from fusion_p2p.peer.supervision import Supervisor
 from fusion_p2p.peer.voice import Say
 from fusion_p2p.plan.memory import gib
-from fusion_p2p.wire.job_messages import Guard, Held, NotHeld
+from fusion_p2p.wire.job_messages import Fetching, Guard, Held, NotHeld
 from fusion_p2p.wire.manifest import MAX_MANIFEST_BYTES, decode_manifest, state_bytes
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,24 @@ class Guarding:
         self._waiting: dict[PeerId, dict[tuple[Lineage, int], Guard]] = {}
         self._errands: dict[PeerId, asyncio.Task[None]] = {}
         self._now: dict[PeerId, tuple[Guard, asyncio.Task[None]]] = {}
-        self.pieces = 0
+        self._pieces: Counter[PeerId] = Counter()
+        """That came so far, for each owner."""
+
+    @property
+    def pieces(self) -> int:
         """That came so far: a peer that guards is alive without computing."""
+        return self._pieces.total()
+
+    def report(self) -> None:
+        """Tell every owner what is being fetched for it: it knows then that an errand that is not told of was lost."""
+        for owner, (now, _) in self._now.items():
+            slices: dict[tuple[JobId, int, int], list[int]] = {}
+            for errand in (now, *self._waiting[owner].values()):
+                slices.setdefault((JobId(errand.job), errand.incarnation, errand.step), []).append(errand.slice)
+            for (job, incarnation, step), at_step in slices.items():
+                asked = tuple(at_step[:MAX_WAITING])
+                fetching = Fetching(job=job, incarnation=incarnation, step=step, slices=asked, pieces=self._pieces[owner])
+                self._say(owner, fetching)
 
     def guard(self, owner: PeerId, message: Guard) -> None:
         """Fetch a copy, unless a newer one is wanted or here."""
@@ -89,7 +107,14 @@ class Guarding:
 
     def _go_on(self, owner: PeerId) -> None:
         if owner not in self._errands:
-            self._errands[owner] = self._tasks.spawn(self._fetch_all(owner, self._waiting[owner]))
+            waiting = self._waiting[owner]
+
+            def failed(reason: str) -> None:
+                for message in waiting.values():
+                    self._refuse(owner, message, reason)
+                waiting.clear()
+
+            self._errands[owner] = self._tasks.spawn(self._fetch_all(owner, waiting), failed)
 
     async def _fetch_all(self, owner: PeerId, waiting: dict[tuple[Lineage, int], Guard]) -> None:
         """Fetch one copy after the other."""
@@ -110,9 +135,9 @@ class Guarding:
         finally:
             fetching.cancel()
         error = None if fetching.cancelled() else fetching.exception()
-        if isinstance(error, NetworkError | WireError):
-            self._refuse(owner, message, str(error))
-        elif error is not None:
+        if error is not None:
+            self._refuse(owner, message, str(error) or type(error).__name__)
+        if error is not None and not isinstance(error, NetworkError | WireError):
             raise error
 
     async def _fetch(self, owner: PeerId, message: Guard) -> None:
@@ -125,7 +150,7 @@ class Guarding:
             raise NetworkError(f"{gib(lacking)} are lacking for a copy of {gib(state_bytes(types))}")
         await meet(self._transport, message.contacts)
         wanted = Wanted(key.lineage, message.step, [PeerId(peer) for peer in message.sources])
-        tensors = await fetch_tensors(self._transport, wanted, types, self._count)
+        tensors = await fetch_tensors(self._transport, wanted, types, partial(self._count, owner))
         digest = await asyncio.to_thread(digest_of_state, manifest, [tensors[name] for name in types])
         if digest != message.digest:
             raise WireError(f"what came of slice {message.slice} is not the state after step {message.step}")
@@ -139,8 +164,8 @@ class Guarding:
         async with BlobReader(self._transport, owner) as reader:
             return await reader.content(Digest(message.manifest.digest), message.manifest.num_bytes)
 
-    def _count(self) -> None:
-        self.pieces += 1
+    def _count(self, owner: PeerId) -> None:
+        self._pieces[owner] += 1
 
     def _refuse(self, owner: PeerId, message: Guard, reason: str) -> None:
         log.info("cannot guard slice=%d of job=%s: %s", message.slice, message.job[:8], reason)

@@ -177,6 +177,7 @@ class JobService:
             await asyncio.sleep(PULSE_S)
             self._engagements.tick()
             self._keeping.tidy()
+            self._guarding.report()
             for owner in self._voices:
                 self._say(owner, Pulse(progress=self.progress()))
 

@@ -167,6 +167,17 @@ class Guard(Message):
     contacts: Annotated[tuple[Contact, ...], Field(max_length=64)]
 
 
+class Fetching(Message):
+    kind: ClassVar[str] = "fetching"
+    job: JobName
+    incarnation: Count
+    step: Count
+    slices: Annotated[tuple[SliceIndex, ...], Field(max_length=256)]
+    """Those whose state after this step is being fetched, or waits for its turn."""
+    pieces: Count
+    """That came so far, of whatever slice and step: when no more come nothing moves."""
+
+
 class Held(Message):
     kind: ClassVar[str] = "held"
     job: JobName
@@ -284,5 +295,5 @@ class Stop(Message):
 
 JOB_MESSAGES = MessageSet(
     Prepare, Prepared, Refused, Start, Started, Abort, Halt, Halted, StepReport, Commit, Skip, Applied, EvalReport, Failed,
-    Lost, Kept, Guard, Held, NotHeld, Admit, Durable, Leaving, Pulse, Stop,
+    Lost, Kept, Guard, Fetching, Held, NotHeld, Admit, Durable, Leaving, Pulse, Stop,
 )  # fmt: skip

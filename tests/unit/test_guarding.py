@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from hypothesis import settings
@@ -19,6 +20,7 @@ from fusion_p2p.job.guard_terms import (
     Deciding,
     Durable,
     Event,
+    FetchingBy,
     GoBack,
     HeldBy,
     KeptBy,
@@ -29,7 +31,7 @@ from fusion_p2p.job.guard_terms import (
     SendGuard,
     Tick,
 )
-from fusion_p2p.job.guarding import KEPT_S, Guarding, describe
+from fusion_p2p.job.guarding import AVOID_S, KEPT_S, RETRY_S, STILL_S, TICK_S, Guarding, describe
 
 A, B, C = map(PeerId, ("worker-a", "worker-b", "worker-c"))
 S, T = map(PeerId, ("spare-s", "spare-t"))
@@ -160,6 +162,51 @@ def test_a_member_that_keeps_nothing_in_time_ends_the_round() -> None:
     state, actions = drive(state, Tick(), now=KEPT_S + 1)
     assert (state.round, actions) == (None, [])
     assert state.copies == {Copy(0, 1, S)}  # of use when slice 0 is lost: the others keep theirs
+
+
+def test_a_guard_that_moves_is_borne_and_one_that_does_not_is_replaced() -> None:
+    state, _ = drive(begun(spare(S), spare(T)), Deciding(1), kept(0, 1, A), kept(1, 1, B))
+    for now in range(1, 200):
+        state, actions = drive(state, FetchingBy(S, (0,), 1, now), FetchingBy(T, (1,), 1, min(now, 20)), Tick(), now=now)
+        if actions:
+            break
+    assert actions == [SendGuard(S, 1, 1, digest(1, 1), (B,))]
+    assert 20 + STILL_S <= now <= 20 + STILL_S + 2
+    for later in range(now, now + 100):  # it fetches the one after the other: what waits moves, too
+        state, actions = drive(state, FetchingBy(S, (0, 1), 1, later), Tick(), now=later)
+        assert actions == []
+
+
+def test_an_errand_that_its_guard_does_not_know_of_was_lost() -> None:
+    state, _ = drive(begun(spare(S), spare(T)), Deciding(1), kept(0, 1, A), kept(1, 1, B))
+    sent = []
+    for now in range(1, 13):
+        state, actions = drive(state, FetchingBy(S, (), 1, now), FetchingBy(T, (1,), 1, now), Tick(), now=now)
+        sent += actions
+    assert sent == [SendGuard(T, 0, 1, digest(0, 1), (A,))]
+
+
+def test_an_owner_that_was_held_up_itself_gives_up_nobody() -> None:
+    state, _ = drive(begun(spare(S), spare(T)), Deciding(1), kept(0, 1, A), kept(1, 1, B), Tick())
+    state, actions = drive(state, Tick(), now=300.0)
+    assert actions == []
+    for now in range(301, 316):
+        state, more = drive(state, Tick(), now=now)
+        actions += more
+    assert {type(action) for action in actions} == {SendGuard}
+
+
+def test_a_round_that_failed_is_made_again_soon_then_less_and_less_often() -> None:
+    state, begun_at = begun(spare(S), every=100), []
+    for now in range(100, 400):
+        state, actions = drive(state, Deciding(now), now=now)
+        if actions:
+            begun_at.append(now)
+            state, _ = drive(state, kept(0, now, A), kept(1, now, B), NotHeldBy(S, 0, now), NotHeldBy(S, 1, now), now=now)
+            assert state.round is None
+    pauses = [after - before for before, after in itertools.pairwise(begun_at)]
+    assert pauses[:2] == [AVOID_S, AVOID_S]
+    assert pauses[2:5] == [4 * RETRY_S, 8 * RETRY_S, 16 * RETRY_S]
 
 
 def test_a_copy_that_is_lost_is_made_again_early() -> None:
@@ -318,11 +365,9 @@ class GuardingMachine(RuleBasedStateMachine):
                 assert errand.guard not in part.members
 
     def teardown(self) -> None:
-        self.now += 1e7
-        self.feed(Tick())
-        self.feed(Tick())
-        for _ in range(len(PEERS)):
-            self.now += 1e7
+        """Nobody says a word any more: whoever is asked is given up in turn."""
+        for _ in range(len(PEERS) * 15 + 30):
+            self.now += TICK_S
             self.feed(Tick())
         assert self.state.round is None
 
