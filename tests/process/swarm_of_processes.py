@@ -5,9 +5,11 @@ Nothing here sleeps: waits are for a line of output, for the end of a process, o
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from contrib.benchmarks.swarm import Swarm, running_swarm
 from contrib.processes import Program, fusion_peer, processes_of, start_peer, wait_until_gone
+from fusion_p2p.device.rates import rates
 from fusion_p2p.ids import PeerId
 from fusion_p2p.monitor.text import peer_name
 
@@ -44,9 +48,35 @@ class Left:
     seconds: float
 
 
+@functools.cache
+def measured_rates() -> tuple[str, str]:
+    """Name and text of the file in which a one-thread peer on this machine remembers what it reaches."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rates(torch.device("cpu"), Path(folder), budget_s=0.2)
+            (path,) = Path(folder).iterdir()
+            return path.name, path.read_text()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def leave_rates(state: Path, **changed: float) -> None:
+    """Spare a peer that will start in this state directory the second that measuring takes; all peers here are one machine."""
+    name, text = measured_rates()
+    remembered = json.loads(text)
+    remembered["rates"] |= changed
+    state.mkdir(parents=True, exist_ok=True)
+    (state / name).write_text(json.dumps(remembered))
+
+
 @contextmanager
 def swarm_of(folder: Path, num_peers: int) -> Iterator[Swarm]:
     """A bootstrap node and its peers; after the block they are ended, and have left nothing behind."""
+    for number in range(1, num_peers + 1):
+        if not (folder / f"peer-{number}").exists():
+            leave_rates(folder / f"peer-{number}")
     with running_swarm(folder, num_peers) as swarm:
         try:
             yield swarm
@@ -60,7 +90,9 @@ def swarm_of(folder: Path, num_peers: int) -> Iterator[Swarm]:
 
 def one_more(swarm: Swarm) -> Program:
     """A further peer of the swarm, which is perhaps not up yet."""
-    peer = start_peer(f"peer-{len(swarm.peers) + 1}", swarm.folder, swarm.address)
+    name = f"peer-{len(swarm.peers) + 1}"
+    leave_rates(swarm.folder / name)
+    peer = start_peer(name, swarm.folder, swarm.address)
     swarm.peers.append(peer)
     return peer
 

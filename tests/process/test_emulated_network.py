@@ -13,6 +13,7 @@ from contrib.testbeds.shaping import Shape
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.alone,
     pytest.mark.root,
     pytest.mark.skipif(why_not() is not None, reason=f"no emulated network here: {why_not()}"),
 ]

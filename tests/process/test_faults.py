@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import time
@@ -11,12 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from contrib.benchmarks.swarm import Swarm
 from contrib.chaos.population import read_plan
 from contrib.processes import Program, fusion_peer
-from fusion_p2p.device.rates import rates
 from fusion_p2p.job.tenure import OWNER_SILENT_S
 from fusion_p2p.owner.metrics import read_curves
 from tests.process.swarm_of_processes import (
@@ -27,6 +24,7 @@ from tests.process.swarm_of_processes import (
     daemon_of,
     holders,
     leave,
+    leave_rates,
     lines_of,
     living,
     no_traceback,
@@ -55,25 +53,11 @@ MODEL = (
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Four peers, of which every run here takes three; the coordinator looks slow, so that it is not among them."""
     folder = tmp_path_factory.mktemp("swarm")
-    pretend_slow(folder / "peer-1")
+    leave_rates(folder / "peer-1", matmul_flops=1e6)
     with swarm_of(folder, 1) as swarm:
         swarm.peers[0].wait_for("coordinating the swarm", START_S)
         four_peers(swarm)
         yield swarm
-
-
-def pretend_slow(state: Path) -> None:
-    """Leave a measurement there, as of a one-thread peer on a very slow machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        rates(torch.device("cpu"), state, budget_s=0.01)
-    finally:
-        torch.set_num_threads(threads)
-    (path,) = state.glob("rates-*.json")
-    remembered = json.loads(path.read_text())
-    remembered["rates"]["matmul_flops"] = 1e6
-    path.write_text(json.dumps(remembered))
 
 
 def four_peers(swarm: Swarm) -> None:

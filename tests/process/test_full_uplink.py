@@ -15,6 +15,7 @@ from tests.process.test_emulated_network import MBIT, SHAPE
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.alone,
     pytest.mark.root,
     pytest.mark.skipif(why_not() is not None, reason=f"no emulated network here: {why_not()}"),
 ]

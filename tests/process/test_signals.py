@@ -50,19 +50,11 @@ def test_whoever_is_asked_to_leave_is_out_within_five_seconds_and_the_others_are
     with swarm_of(tmp_path, 4) as swarm, ExitStack() as running:
         bootstrap, _ = start_bootstrap(tmp_path / "second", "--bootstrap", swarm.address)
         running.enter_context(bootstrap)
-        for number, owner in zip(ASKED, training_owners(swarm, running, "first", "second"), strict=True):
-            working = holders(swarm, owner)
-            lines = {peer: len(peer.lines) for peer in working}
-            assert leave(owner, number).code == INTERRUPTED
-            assert "; resume with: fusion-peer train --resume" in owner.lines[-1]
-            for peer in working:
-                peer.wait_for(STANDBY, TOLD_S, after=lines[peer])
-
-        owners = training_owners(swarm, running, "third", "fourth")
-        waiting = [running.enter_context(swarm.start_owner(name, *ENDLESS, "--peers", "9")) for name in ("fifth", "sixth")]
-        for number, owner, name in zip(ASKED, owners, ("third", "fourth"), strict=True):
+        owners = training_owners(swarm, running, "first", "second")
+        waiting = [running.enter_context(swarm.start_owner(name, *ENDLESS, "--peers", "9")) for name in ("third", "fourth")]
+        working = [holders(swarm, owner) for owner in owners]
+        for number, owner, name, (gone, stays) in zip(ASKED, owners, ("first", "second"), working, strict=True):
             with LedgerWatch(tmp_path / name) as watch:
-                gone, _ = holders(swarm, owner)
                 lines = len(gone.lines)
                 gone.process.send_signal(number)
                 gone.wait_for(r"draining: handing over slice .*Ctrl\+C again leaves at once", TOLD_S, after=lines)
@@ -71,7 +63,10 @@ def test_whoever_is_asked_to_leave_is_out_within_five_seconds_and_the_others_are
                 assert watch.wait_for(lambda one: one.kind == "commit" and one.entry["epoch"] > 1, RUN_S), owner.tail()
                 print(f"its run went on {time.monotonic() - begin:.2f} s later")
             no_traceback(owner)
+            lines = len(stays.lines)
             assert leave(owner, number).code == INTERRUPTED
+            assert "; resume with: fusion-peer train --resume" in owner.lines[-1]
+            stays.wait_for(STANDBY, TOLD_S, after=lines)
 
         for number, owner in zip(ASKED, waiting, strict=True):
             owner.wait_for("waiting: ", START_S)
