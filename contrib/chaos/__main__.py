@@ -46,7 +46,7 @@ CODECS = ("none", "topk:10", ADAPTIVE)
 MODEL = (
     "--model", "gpt2", "--layers", "6", "--width", "64", "--heads", "4", "--context", "64", "--dropout", "0.1", "--no-tied",
     "--batch-size", "8", "--micro-batches", "4", "--learning-rate", "1e-3", "--warmup", "20", "--clip", "1.0", "--seed", "7",
-    "--scheduler", "equal-compute", "--peers", str(PEERS), "--checkpoint-every", "50", "--validation-batches", "16",
+    "--scheduler", "equal-compute", "--peers", str(PEERS), "--checkpoint-every", "25", "--validation-batches", "16",
 )  # fmt: skip
 WORTH_KEEPING = ("*.log", "*.jsonl", "plan.json")
 
