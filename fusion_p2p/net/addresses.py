@@ -5,6 +5,7 @@ A wrong address is refused before any network is touched, and the sentence point
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import re
@@ -23,6 +24,8 @@ PEER_FORM = "/ip4/HOST/tcp/PORT/p2p/PEER_ID"
 LISTEN_FORM = "/ip4/HOST/tcp/PORT"
 CIRCUIT = "/p2p-circuit"
 MAX_ADDRESS_CHARACTERS = 256
+MAX_REMEMBERED = 4096
+"""Addresses parsed once: peers announce the same ones again and again."""
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
@@ -56,16 +59,21 @@ class PeerAddress:
 
 def parse_peer_address(text: str, *, own: PeerId | None = None) -> PeerAddress:
     """The address of another peer, `/p2p/ID` included. AddressError says which component is wrong and shows the right form."""
+    address = _parse_peer_address(text)
+    if address.peer == own:
+        raise AddressError(f"address {text!r} is this peer's own: give the address of another one")
+    return address
+
+
+@functools.lru_cache(MAX_REMEMBERED)
+def _parse_peer_address(text: str) -> PeerAddress:
     parts = _components(text, PEER_FORM)
     if parts[-1][0] != "p2p":
         raise AddressError(f"address {text!r} does not end in /p2p/PEER_ID: copy the whole line that the other side prints")
     for name, value in parts:
         if name in _PORTS and int(value) == 0:
             raise AddressError(f"address {text!r}: /{name}/0 is no port that can be dialled; use the one the other side prints")
-    peer = PeerId(parts[-1][1])
-    if peer == own:
-        raise AddressError(f"address {text!r} is this peer's own: give the address of another one")
-    return PeerAddress(_normal(text), peer)
+    return PeerAddress(_normal(text), PeerId(parts[-1][1]))
 
 
 def one_peer(addresses: Iterable[str], *, own: PeerId | None = None) -> list[PeerAddress]:

@@ -24,7 +24,7 @@ from types import TracebackType
 
 from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.addresses import one_peer, parse_peer_address
+from fusion_p2p.net.addresses import one_peer
 from fusion_p2p.net.base import StreamHandler
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.memory_pipe import Link, Pipe, Wire
@@ -66,6 +66,8 @@ class SimulatedNetwork:
         self._default_link = link or Link()
         self._wires: dict[tuple[PeerId, PeerId], Wire] = {}
         self._peers: dict[PeerId, SimulatedPeer] = {}
+        self._listening: dict[str, PeerId] = {}
+        """Who answers at which address."""
         self._numbers = itertools.count(1)
         self._groups: dict[PeerId, int] = {}
         self._partitioned_at = 0.0
@@ -92,10 +94,11 @@ class SimulatedNetwork:
         if identity.peer_id in self._peers:
             raise ValueError(f"{identity.peer_id} has joined already")
         number = next(self._numbers)
-        address = f"/ip4/10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}/tcp/4001/p2p/{identity.peer_id}"
-        transport = SimulatedTransport(self, identity.peer_id, address, dialable)
+        address = f"/ip4/10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}/tcp/4001"
+        transport = SimulatedTransport(self, identity.peer_id, f"{address}/p2p/{identity.peer_id}", dialable)
         peer = SimulatedPeer(identity, transport, SimulatedDirectory(self, identity.peer_id))
         self._peers[identity.peer_id] = peer
+        self._listening[address] = identity.peer_id
         return peer
 
     def set_link(self, a: PeerId, b: PeerId, link: Link) -> None:
@@ -134,6 +137,7 @@ class SimulatedNetwork:
         """The peer's process is gone: its streams end, nothing answers at its addresses. Its announcement lives on."""
         gone = self._peers.pop(peer)
         gone.transport.stop()
+        self._listening = {address: listener for address, listener in self._listening.items() if listener != peer}
         for stream in [stream for stream in self._streams if stream.local == peer]:
             stream.end()
         self._connections = {pair for pair in self._connections if peer not in pair}
@@ -176,8 +180,7 @@ class SimulatedNetwork:
 
     def at(self, address: str) -> PeerId | None:
         """Who answers at the address without its `/p2p/ID`."""
-        dials = {parse_peer_address(peer.transport.addresses[0]).dial: peer.peer_id for peer in self._peers.values()}
-        return dials.get(address)
+        return self._listening.get(address)
 
     def store(self, record: bytes, *, lifetime_s: float) -> None:
         """Put a sealed record into the directory, whoever sends it. WireError when forged; an older one changes nothing."""

@@ -277,7 +277,7 @@ class Presence:
                 self._elected_at = self._clock.now()
                 for peer in sorted(self._everybody()):
                     self._spawn(self._questions.beat(peer))
-            case election.Followed():
+            case election.Followed() | membership.Untold():
                 self._beat_now.set()
             case membership.Suspected(peer):
                 self._spawn(self._questions.confirm(peer, self._observers(peer)))

@@ -55,6 +55,8 @@ class RosterChanges:
     version: int
     members: tuple[MemberEntry, ...]
     gone: tuple[PeerId, ...]
+    more: bool = False
+    """There are more after these."""
 
 
 def to_token(coordinator: Coordinator | None) -> Token | None:
@@ -73,7 +75,8 @@ def reply_arrived(peer: PeerId, reply: BeatReply, asked_at: float) -> ReplyArriv
     members = tuple(Listed(PeerId(m.peer), m.incarnation, m.holds, m.heard_ago_s) for m in reply.members)
     roster = None
     if reply.roster:
-        roster = RosterTold(peer, reply.since, reply.roster, members, frozenset(map(PeerId, reply.gone)))
+        gone = frozenset(map(PeerId, reply.gone))
+        roster = RosterTold(peer, reply.since, reply.roster, members, gone, complete=not reply.more)
     return ReplyArrived(
         peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members, roster, asked_at
     )
@@ -95,13 +98,15 @@ def changes_since(membership: Membership, known: int, now: float, without: PeerI
     changes = [(m.version, peer, m) for peer, m in membership.members.items() if m.version > since]
     changes += [(version, peer, None) for peer, version in membership.departed.items() if version > since > 0]
     changes.sort(key=lambda change: change[0])
-    version = membership.version if len(changes) <= MAX_CHANGES else changes[MAX_CHANGES - 1][0]
+    more = len(changes) > MAX_CHANGES
+    version = changes[MAX_CHANGES - 1][0] if more else membership.version
     del changes[MAX_CHANGES:]
     return RosterChanges(
         since,
         version,
         tuple(_entry(peer, m, now - m.heard_at) for _, peer, m in changes if m is not None and peer != without),
         tuple(peer for _, peer, m in changes if m is None),
+        more,
     )
 
 

@@ -195,6 +195,7 @@ class SwarmView:
             gone=told.gone,
             since=told.since,
             roster=told.version,
+            more=told.more,
             standing=self.standings().get(peer, "") if self.coordinating else "",
         )
 

@@ -47,6 +47,7 @@ class Following:
 class Membership:
     """State: the living, the highest incarnation of those that are gone, and whether all beat to us.
 
+    gathering: a roster told from its beginning, of which the last piece has not come; until then we follow the one before.
     version counts the changes of our own roster; `departed` says at which one a peer went, complete after `departed_since`.
     doubt: how often we lately suspected somebody wrongly.
     """
@@ -59,6 +60,7 @@ class Membership:
     departed: Mapping[PeerId, int] = field(default_factory=dict)
     departed_since: int = 0
     following: Following | None = None
+    gathering: Following | None = None
     doubt: int = 0
     doubted_at: float = 0.0
 
@@ -94,11 +96,11 @@ class Membership:
 
     def followed_version(self, source: PeerId) -> int:
         """Up to which number we know the roster of this peer; 0: not at all, or we forgot some that are on it."""
-        following = self.following
-        if following is None or following.source != source:
+        known = next((k for k in (self.gathering, self.following) if k is not None and k.source == source), None)
+        if known is None:
             return 0
         # Changes would never name again whom we forgot, for instance while we did not reach the coordinator for long.
-        return following.version if following.peers <= self.members.keys() else 0
+        return known.version if known.peers <= self.members.keys() else 0
 
     def patience_s(self, member: Member, now: float, settings: SwarmSettings) -> float:
         """How long this member may be silent before it is suspected."""

@@ -46,13 +46,17 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class RosterTold:
-    """The coordinator told what changed on its roster after `since`, up to `version`; since 0: all that is on it."""
+    """The coordinator told what changed on its roster after `since`, up to `version`; since 0: all that is on it.
+
+    complete: nothing has changed since `version`; otherwise the rest follows.
+    """
 
     source: PeerId
     since: int
     version: int
     members: tuple[Listed, ...]
     gone: frozenset[PeerId]
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,13 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Untold:
+    """This coordinator has more on its roster than it has told yet: ask at once."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """An event that changed nothing, and why."""
 
@@ -113,7 +124,7 @@ class Ignored:
     reason: str
 
 
-Action = Joined | Suspected | Gone | Ignored
+Action = Joined | Suspected | Gone | Untold | Ignored
 Step = tuple[Membership, tuple[Action, ...]]
 
 
@@ -197,19 +208,35 @@ def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSet
         actions += more
     if state.observing:
         return state, tuple(actions)
-    before = state.following
-    if event.since == 0:
-        peers = frozenset[PeerId]()
-    elif before is not None and (before.source, before.version) == (event.source, event.since):
-        peers = before.peers
-    else:
+    state, followed = _followed(state, event, told, now)
+    if not followed:
         return state, tuple(actions)
-    peers = (peers - event.gone) | told
-    state = replace(state, following=Following(event.source, event.version, peers, now))
+    if not event.complete and state.followed_version(event.source) == event.version:
+        actions.append(Untold(event.source))
     # Whom we hear ourselves the coordinator has not reached for reasons of its own.
     heard = now - settings.suspect_after_s
     lost = sorted(peer for peer in event.gone & state.members.keys() if state.members[peer].heard_at < heard)
     return _dropped(state, lost), (*actions, *(Gone(peer, "gone, says the coordinator") for peer in lost))
+
+
+def _followed(state: Membership, event: RosterTold, told: frozenset[PeerId], now: float) -> tuple[Membership, bool]:
+    """The state after these changes of a roster, and whether they fit to what we know of it.
+
+    One that comes in pieces counts when its last piece is here: nobody is forgotten because the pieces before do not name it.
+    """
+    following, gathering = state.following, state.gathering
+    if event.since == 0:
+        before, begins = frozenset[PeerId](), True
+    elif gathering is not None and (gathering.source, gathering.version) == (event.source, event.since):
+        before, begins = gathering.peers, True
+    elif following is not None and (following.source, following.version) == (event.source, event.since):
+        before, begins = following.peers, False
+    else:
+        return state, False
+    now_known = Following(event.source, event.version, (before - event.gone) | told, now)
+    if begins and not event.complete:
+        return replace(state, gathering=now_known), True
+    return replace(state, following=now_known, gathering=None), True
 
 
 def _why_ignored(state: Membership, peer: PeerId, incarnation: int) -> str | None:
@@ -292,7 +319,9 @@ def _dropped(state: Membership, peers: Iterable[PeerId]) -> Membership:
 def _tick(state: Membership, observing: bool, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
     begins = observing and not state.observing
-    state = replace(state, ticked_at=now, observing=observing, following=None if observing else state.following)
+    state = replace(state, ticked_at=now, observing=observing)
+    if begins:
+        state = replace(state, following=None, gathering=None)
     if late or begins:
         # We slept, so their beats may lie unread; or they have not begun to beat to us. Either way nobody is accused yet.
         return replace(state, members={peer: _excused(member, now) for peer, member in state.members.items()}), ()
@@ -320,7 +349,8 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
 
 
 def _forget(state: Membership, now: float, settings: SwarmSettings) -> Step:
-    earliest, following = now - settings.heard_lately_s, state.following
-    listed = following.peers if following is not None and following.heard_at >= earliest else frozenset[PeerId]()
+    earliest = now - settings.heard_lately_s
+    rosters = [known for known in (state.following, state.gathering) if known is not None and known.heard_at >= earliest]
+    listed = frozenset[PeerId]().union(*(known.peers for known in rosters))
     lost = [peer for peer, member in state.members.items() if member.heard_at < earliest and peer not in listed]
     return _dropped(state, lost), tuple(Gone(peer, "not heard lately by anybody") for peer in lost)

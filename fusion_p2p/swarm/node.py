@@ -170,11 +170,11 @@ def _run(state: Node, events: Iterable[_Inner], now: float, settings: SwarmSetti
     for event in events:
         if isinstance(event, membership.Event):
             members, member_actions = membership.step(state.membership, event, now, settings)
-            state = replace(state, membership=members)
+            state = Node(state.incarnation, state.election, members)
             actions.extend(member_actions)
         else:
             elected, election_actions = election.step(state.election, event, now, settings)
-            state = replace(state, election=elected)
+            state = Node(state.incarnation, elected, state.membership)
             actions.extend(election_actions)
     return state, tuple(actions)
 

@@ -91,6 +91,8 @@ class BeatReply(Message):
     """As the asker knows it; 0: the roster is told from its beginning."""
     roster: Count = 0
     """Up to which number changes are told now; 0: the sender has no roster, as it does not coordinate."""
+    more: bool = False
+    """The roster has changes after these, which did not fit: beat again at once."""
     standing: Text = ""
     """What the coordinator has for the asker to do, in words for its volunteer; empty from who does not coordinate."""
 

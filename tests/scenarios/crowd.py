@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.wire.swarm_messages import SWARM_PROTOCOL
-from tests.scenarios.hosts import PausableLoop
+from tests.scenarios.loop import PausableLoop
 from tests.scenarios.playing import settle
 from tests.scenarios.swarm import Swarm
 

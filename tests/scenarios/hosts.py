@@ -1,42 +1,28 @@
-"""Machines of a simulation: what runs in a host's context stands still while the host is paused, as a stopped process does.
-
-The event loop looks at the context of every callback: those of a paused host are kept and run, late, when it goes on.
-"""
+"""Machines of a simulation: how one sees the network, what it sends, and that a few of its messages come twice."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
-import math
-from collections.abc import Coroutine, Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import async_solipsism
 
 from fusion_p2p.errors import NetworkError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.base import Stream, StreamHandler
 from fusion_p2p.net.memory import SimulatedDirectory, SimulatedTransport
-from fusion_p2p.net.memory_pipe import Pipe
+from tests.scenarios.loop import Pausable
 
 REPLAY_ANSWER_S = 2.0
-TICK_S = 1e-5
-"""Timers fall due at multiples of this: well over the resolution of the clock."""
 
 
 @dataclass(eq=False)
-class Host:
+class Host(Pausable):
     """One process. `counted`: bytes sent by protocol, and bytes of the directory."""
 
-    paused: bool = False
-    held: list[asyncio.Handle] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.context = contextvars.copy_context()
-        self.context.run(_HOST.set, self)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run it in this host."""
@@ -44,67 +30,6 @@ class Host:
 
     def count(self, what: str, num_bytes: int) -> None:
         self.counted[what] = self.counted.get(what, 0) + num_bytes
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        """What fell due meanwhile runs now, in the order in which it fell due."""
-        self.paused = False
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, PausableLoop)
-        held, self.held = self.held, []
-        loop.run_again(held)
-
-
-_HOST: contextvars.ContextVar[Host | None] = contextvars.ContextVar("host", default=None)
-
-
-def _holds(handle: asyncio.Handle) -> bool:
-    """Keep a callback of a paused host for later. What is on the wire arrives though its sender has been stopped."""
-    host = handle._context.get(_HOST)  # type: ignore[attr-defined]
-    if host is None or not host.paused or isinstance(getattr(handle._callback, "__self__", None), Pipe):  # type: ignore[attr-defined]
-        return False
-    host.held.append(handle)
-    return True
-
-
-class _Handle(asyncio.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if not _holds(self):
-            super()._run()  # type: ignore[misc]
-
-
-class _TimerHandle(asyncio.TimerHandle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if not _holds(self):
-            super()._run()  # type: ignore[misc]
-
-
-class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
-    """Virtual time with hosts that can be paused."""
-
-    def _call_soon(self, callback: Any, args: Any, context: contextvars.Context | None) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        when = math.ceil(when / TICK_S) * TICK_S
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]
-        return timer
-
-    def run_again(self, handles: Sequence[asyncio.Handle]) -> None:
-        """Run callbacks that were held, unless somebody cancels them first."""
-        self._ready.extend(handle for handle in handles if not handle.cancelled())
 
 
 class HostTransport:
@@ -130,9 +55,9 @@ class HostTransport:
         await self._inner.serve(protocol, in_host)
 
     async def open(self, peer: PeerId, protocol: str, *, timeout_s: float = 10.0) -> Stream:
-        stream = HostStream(await self._inner.open(peer, protocol, timeout_s=timeout_s), self._host, protocol)
-        self._replays.consider(self._inner, peer, protocol, stream)
-        return stream
+        inner = await self._inner.open(peer, protocol, timeout_s=timeout_s)
+        sent = functools.partial(self._replays.consider, self._inner, peer, protocol)
+        return HostStream(inner, self._host, protocol, sent)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -143,13 +68,13 @@ async def _serve(handler: StreamHandler, stream: Stream) -> None:
 
 
 class HostStream:
-    """A stream that counts what its host sends and remembers the first message."""
+    """A stream that counts what its host sends, and tells of it whoever opened it for a question."""
 
-    def __init__(self, inner: Stream, host: Host, protocol: str) -> None:
+    def __init__(self, inner: Stream, host: Host, protocol: str, sent: Callable[[bytes], None] = lambda data: None) -> None:
         self._inner = inner
         self._host = host
         self._protocol = protocol
-        self.first = b""
+        self._sent = sent
 
     @property
     def remote(self) -> PeerId:
@@ -166,7 +91,7 @@ class HostStream:
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._host.count(self._protocol, len(data))
-        self.first = self.first or bytes(data)
+        self._sent(bytes(data))
         await self._inner.write(data)
 
     async def close(self) -> None:
@@ -191,7 +116,7 @@ class HostDirectory:
 
 
 class Replays:
-    """Sends some first messages of streams again, up to so many seconds later, also after a restart of their sender."""
+    """Sends some messages again, on a stream of their own up to so many seconds later, also after a restart of their sender."""
 
     def __init__(self, random: Any, probability: Mapping[str, float], within_s: float) -> None:
         self._random = random
@@ -200,9 +125,9 @@ class Replays:
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def consider(self, transport: SimulatedTransport, peer: PeerId, protocol: str, stream: HostStream) -> None:
+    def consider(self, transport: SimulatedTransport, peer: PeerId, protocol: str, data: bytes) -> None:
         if self._random.random() < self._probability.get(protocol, 0.0):
-            again = self._again(transport, peer, protocol, stream, self._random.uniform(0, self._within_s))
+            again = self._again(transport, peer, protocol, data, self._random.uniform(0, self._within_s))
             task = asyncio.get_running_loop().create_task(again, context=self._context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -212,15 +137,13 @@ class Replays:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _again(
-        self, transport: SimulatedTransport, peer: PeerId, protocol: str, original: HostStream, wait_s: float
-    ) -> None:
+    async def _again(self, transport: SimulatedTransport, peer: PeerId, protocol: str, data: bytes, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         try:
             async with asyncio.timeout(REPLAY_ANSWER_S):
                 stream = await transport.open(peer, protocol, timeout_s=REPLAY_ANSWER_S)
                 try:
-                    await stream.write(original.first)
+                    await stream.write(data)
                     await stream.read_exactly(1)
                 finally:
                     await stream.close()

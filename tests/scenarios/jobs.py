@@ -46,7 +46,8 @@ from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.job_service import JobService
 from fusion_p2p.peer.swarm_view import WorkView
 from tests.protocol.swarm_world import LoopClock
-from tests.scenarios.hosts import Host, HostDirectory, HostTransport, PausableLoop
+from tests.scenarios.hosts import Host, HostDirectory, HostTransport
+from tests.scenarios.loop import PausableLoop
 from tests.scenarios.swarm import Swarm
 from tests.scenarios.virtual_bench import VirtualThread
 from tests.swarm_in_memory import run_config

@@ -18,7 +18,7 @@ from typing import Any
 from fusion_p2p.ids import PeerId
 from fusion_p2p.swarm.settings import WAN
 from tests.scenarios.faults import Fault, Scenario, draw
-from tests.scenarios.hosts import PausableLoop
+from tests.scenarios.loop import PausableLoop
 from tests.scenarios.swarm import FEWEST, Swarm
 
 SETTLED_S = WAN.heard_lately_s + WAN.suspect_after_s + 2 * WAN.vote_s + 3 * WAN.random_beat_s + 3 * WAN.suspect_after_s

@@ -9,7 +9,7 @@ import pytest
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.peer.presence_messages import MAX_CHANGES, RosterChanges, changes_since
-from fusion_p2p.swarm.members import DOUBT_S, MAX_PATIENCE, Membership
+from fusion_p2p.swarm.members import DOUBT_S, MAX_PATIENCE, Following, Membership
 from fusion_p2p.swarm.membership import (
     MAX_GONE,
     Action,
@@ -25,6 +25,7 @@ from fusion_p2p.swarm.membership import (
     RosterTold,
     Suspected,
     Tick,
+    Untold,
     step,
 )
 from fusion_p2p.swarm.settings import WAN
@@ -192,8 +193,11 @@ def test_who_begins_to_coordinate_accuses_nobody_of_silence_before() -> None:
 C = PeerId("c")
 
 
-def told(since: int, version: int, *peers: PeerId, gone: frozenset[PeerId] = frozenset(), incarnation: int = 1) -> RosterTold:
-    return RosterTold(C, since, version, tuple(Listed(peer, incarnation, False, 0.0) for peer in peers), gone)
+D = PeerId("d")
+
+
+def told(since: int, version: int, *peers: PeerId, gone: frozenset[PeerId] = frozenset(), complete: bool = True) -> RosterTold:
+    return RosterTold(C, since, version, tuple(Listed(peer, 1, False, 0.0) for peer in peers), gone, complete)
 
 
 def test_a_roster_keeps_its_peers_alive_without_naming_them_again() -> None:
@@ -232,12 +236,44 @@ def test_a_roster_tells_its_changes_in_order_and_in_pieces() -> None:
         told_now = changes_since(state, known, 2.0, without=many[0])
         assert told_now.since == known
         assert len(told_now.members) + len(told_now.gone) <= MAX_CHANGES
+        assert told_now.more == (known == 0)
         roster = (roster - set(told_now.gone)) | {PeerId(entry.peer) for entry in told_now.members}
         known = told_now.version
     assert known == state.version
     assert roster == set(state.members) - {many[0]}
     assert changes_since(state, known, 2.0, without=many[0]) == RosterChanges(known, known, (), ())
     assert changes_since(state, known + 5, 2.0, without=many[0]).since == 0, "numbers of another life start anew"
+
+
+def test_a_roster_in_pieces_counts_when_its_last_piece_is_here() -> None:
+    """A new coordinator has too many peers for one answer: who is in the second is not forgotten after the first."""
+    before = replace(told(0, 90, A, B), source=D)
+    later = WAN.heard_lately_s - 1
+    state, _ = play([(0.0, before), (later, replace(told(90, 90), source=D)), (later + 2, told(0, 4, A, complete=False))])
+    assert state.followed_version(C) == 4, "it asks for the rest"
+    state, actions = play([(later + 2.2, NOT_WATCHING)], state)
+    assert (actions, state.heard_since(later + 2)) == ([], {A}), (
+        "B is believed in, but the new coordinator has not named it yet"
+    )
+    state, actions = play([(later + 3, told(4, 7, B)), *ticks(later + 3, later + 13, NOT_WATCHING)], state)
+    assert actions == []
+    assert state.heard_since(later + 3) == {A, B}
+
+
+def test_who_has_not_heard_all_of_a_roster_asks_at_once() -> None:
+    state, actions = play([(0.0, told(0, 4, A, complete=False))])
+    assert actions == [Joined(A), Untold(C)]
+    state, actions = play([(0.1, told(4, 6, B, gone=frozenset({A}), complete=False))], state)
+    assert actions == [Joined(B), Untold(C)], "A is heard a moment ago, so it stays"
+    state, actions = play([(0.2, told(6, 7, D))], state)
+    assert actions == [Joined(D)]
+    assert state.following == Following(C, 7, frozenset({B, D}), 0.2)
+
+
+def test_a_roster_that_cannot_be_kept_is_not_asked_for_again_and_again() -> None:
+    unheard = Listed(A, 1, False, WAN.heard_lately_s + 1)
+    _, actions = play([(0.0, replace(told(0, 4, complete=False), members=(unheard,)))])
+    assert actions == [Ignored(A, "not heard lately by anybody")]
 
 
 def test_a_coordinator_that_we_saw_go_ourselves_is_believed_again() -> None:

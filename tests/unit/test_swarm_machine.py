@@ -83,7 +83,8 @@ class SwarmMachine(RuleBasedStateMachine):
         roster = None
         if state.election.coordinating:
             told = changes_since(state.membership, known, self.now, beat.peer)
-            entries, roster = told.members, RosterTold(target, told.since, told.version, (), frozenset(told.gone))
+            entries = told.members
+            roster = RosterTold(target, told.since, told.version, (), frozenset(told.gone), complete=not told.more)
         else:
             entries = sample_of(state.membership, self.now, beat.peer, WAN.heard_lately_s)
         listed = tuple(Listed(PeerId(e.peer), e.incarnation, e.holds, e.heard_ago_s) for e in entries)
