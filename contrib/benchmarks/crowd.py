@@ -1,7 +1,11 @@
-"""24 real peers on this machine: whether all see each other, what each costs while nothing happens, and then a job."""
+"""24 real peers on this machine: whether all see each other, what each costs while nothing happens, and then a job.
+
+python -m contrib.benchmarks.crowd [--peers 24] [--flat-minutes 10]     a part of it, to try something; writes no figures
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 import statistics
 import tempfile
@@ -15,6 +19,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from contrib.benchmarks.report import print_figures
 from contrib.chaos.places import Loopback
 from contrib.chaos.population import Population, populated
 from contrib.processes import Program, ProgramFailed, processes_of
@@ -28,7 +33,7 @@ MINUTES = 10.0
 JOB_PEERS = 12
 JOB = (
     "--model", "gpt2", "--layers", "12", "--width", "64", "--heads", "4", "--context", "64", "--batch-size", "8",
-    "--micro-batches", "4", "--steps", "10", "--validate-every", "0", "--scheduler", "equal-compute", "--peers", str(JOB_PEERS),
+    "--micro-batches", "4", "--steps", "10", "--validate-every", "0", "--scheduler", "equal-compute",
 )  # fmt: skip
 JOB_S = 300.0
 
@@ -51,9 +56,10 @@ def measure(minutes: float = MINUTES, peers: int = PEERS) -> dict[str, float]:
             figures = {"crowd_peers": float(peers), "crowd_seconds_to_see_all": seconds_to_see_all(population)}
             print(f"all see all {figures['crowd_seconds_to_see_all']:.1f} s after the last start", flush=True)
             figures |= idle(population, minutes)
-            with population.start_owner(folder / "run", JOB) as owner:
+            num_workers = min(JOB_PEERS, peers)
+            with population.start_owner(folder / "run", (*JOB, "--peers", str(num_workers))) as owner:
                 if owner.wait(JOB_S):
-                    raise ProgramFailed(f"the job on {JOB_PEERS} of {peers} peers failed:\n{owner.tail()}")
+                    raise ProgramFailed(f"the job on {num_workers} of {peers} peers failed:\n{owner.tail()}")
     return figures | {"crowd_job_steps": 10.0}
 
 
@@ -119,3 +125,16 @@ def show(shares: Sequence[float], pss_mb: Sequence[float], growth_mb: Sequence[f
     for what, found in (("share of a processor, %", [100 * one for one in shares]), ("MB", pss_mb), ("MB more", growth_mb)):
         table.add_row(what, *(f"{figure:.2f}" for figure in (min(found), statistics.median(found), max(found))))
     Console(width=100, highlight=False).print(table)
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m contrib.benchmarks.crowd")
+    parser.add_argument("--peers", type=int, default=PEERS)
+    parser.add_argument("--flat-minutes", type=float, default=MINUTES)
+    arguments = parser.parse_args()
+    print_figures("crowd", measure(arguments.flat_minutes, arguments.peers))
+
+
+if __name__ == "__main__":
+    main()
