@@ -62,7 +62,6 @@ class CodedRun:
                 part,
                 SliceState.initial(graph, part, settings, HOST, weights),
                 settings,
-                device=HOST,
                 micro_batches=micro_batches,
                 recompute=False,
             )

@@ -49,7 +49,7 @@ def _both_sides(micro_batch: int) -> tuple[Callable[[], float], Callable[[], flo
     graph = capture(built.module, batch, built.rules).graph
     (part,) = cut(graph, [0] * len(graph.nodes)).slices
     state = SliceState.initial(graph, part, SETTINGS, CPU, {})
-    executor = SliceExecutor(graph, part, state, SETTINGS, device=CPU, micro_batches=1, recompute=False)
+    executor = SliceExecutor(graph, part, state, SETTINGS, micro_batches=1, recompute=False)
     module = build("gpt2", SHAPE, device="cpu").module
     initialise(module, built.rules, SETTINGS.seed)
     inputs = {number: batch[name] for number, name in enumerate(graph.inputs)}

@@ -146,7 +146,7 @@ class OneSlice:
         device = torch.device("cpu")
         self._state = SliceState.initial(graph, self._part, settings, device, {})
         self._executor = SliceExecutor(
-            graph, self._part, self._state, settings, device=device, micro_batches=config.micro_batches, recompute=False
+            graph, self._part, self._state, settings, micro_batches=config.micro_batches, recompute=False
         )
 
     def step(self, step: int) -> float:

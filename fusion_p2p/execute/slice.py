@@ -63,17 +63,16 @@ class SliceExecutor:
         state: SliceState,
         settings: TrainingSettings,
         *,
-        device: torch.device,
         micro_batches: int,
         recompute: bool,
         turns: Turns = Turns(),  # noqa: B008 - frozen
     ) -> None:
-        """`state` lies on `device` and belongs to this executor from now on; `turns` are its share of `micro_batches`."""
+        """`state` belongs to this executor from now on, and it computes where that lies; `turns`: its share of `micro_batches`."""
         self.state = state
         self._graph = graph
         self._part = part
         self._settings = settings
-        self._device = device
+        self._device = state.device
         self.micro_batches = micro_batches
         self._turns = turns
         self._recompute = recompute
@@ -81,8 +80,8 @@ class SliceExecutor:
         held = ((value, graph.parameter(value).update) for value in part.parameters)
         self._updated_by = {buffer: source for buffer, source in held if source is not None}
         self._wanted = tuple(sorted({*part.sends, *part.outputs}))
-        self._arrivals = Arrivals(graph, part, device)
-        self._interpreter = Interpreter(graph, part, settings, device, {*self._wanted, *self._updated_by.values()})
+        self._arrivals = Arrivals(graph, part, state.device)
+        self._interpreter = Interpreter(graph, part, settings, state.device, {*self._wanted, *self._updated_by.values()})
         self._in_flight: dict[int, _InFlight] = {}
         self._buffers: dict[int, Tensor] = {}
         self._backward_done: set[int] = set()

@@ -49,6 +49,7 @@ class SliceState:
     names: Mapping[int, str]
     parameters: dict[int, Tensor]
     moments: dict[str, dict[int, Tensor]]
+    device: torch.device
 
     @staticmethod
     def initial(
@@ -84,7 +85,7 @@ class SliceState:
             kind: {value: _copy(tensors[f"{kind}/{names[value]}"], device) for value in trainable}
             for kind in moment_names(settings.optimiser)
         }
-        return SliceState(step, names, parameters, moments)
+        return SliceState(step, names, parameters, moments, device)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """The live tensors by name, without history; they change with the next update."""

@@ -118,7 +118,6 @@ class _Station:
         traffic = MonthlyTraffic(config.state_directory, joined.identity.peer_id, meter, datetime.now().astimezone())
         self._volunteer = VolunteerService(
             _allowed(config),
-            config.drain_timeout_s,
             self._jobs,
             self._presence.set_state,
             traffic,
@@ -165,7 +164,7 @@ class _Station:
 
 def _allowed(config: JoinConfig) -> Allowed:
     monthly_bytes = None if config.monthly_gib is None else int(config.monthly_gib * GIB)
-    return Allowed(config.working_hours, monthly_bytes, config.on_battery == "run")
+    return Allowed(config.working_hours, monthly_bytes, config.on_battery == "run", config.drain_timeout_s)
 
 
 def announced_caps(config: JoinConfig) -> Caps:

@@ -91,7 +91,7 @@ async def build_epoch(
             if index not in states:
                 tensors = await _tensors(transport, owner, site, index, prepare, here, progressed)
                 states[index] = await bench.run(_state, site, index, bench.device, prepare, tensors)
-            tasks[number] = await bench.run(_allocate, site, number, bench.device, prepare, states[index])
+            tasks[number] = await bench.run(_allocate, site, number, prepare, states[index])
             progressed()
         await meeting
     finally:
@@ -200,7 +200,7 @@ def _state(site: _Site, index: int, device: torch.device, prepare: Prepare, tens
     return SliceState.initial(graph, part, prepare.settings, device, weights)
 
 
-def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, state: SliceState) -> SliceTasks:
+def _allocate(site: _Site, number: int, prepare: Prepare, state: SliceState) -> SliceTasks:
     graph, edges = site.graph, site.edges[number]
     part, planned = site.parts.slices[edges.slice], site.plan.slices[edges.slice]
     executor = SliceExecutor(
@@ -208,7 +208,6 @@ def _allocate(site: _Site, number: int, device: torch.device, prepare: Prepare, 
         part,
         state,
         prepare.settings,
-        device=device,
         micro_batches=site.plan.micro_batches,
         recompute=planned.recompute,
         turns=edges.own_turns,

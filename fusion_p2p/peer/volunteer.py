@@ -33,11 +33,15 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The caps that the volunteer set. hours: none means all day. monthly_bytes: sent and received, in a calendar month."""
+    """The caps that the volunteer set. hours: none means all day. monthly_bytes: sent and received, in a calendar month.
+
+    drain_timeout_s: how long handing over slices may take.
+    """
 
     hours: tuple[Hours, ...] = ()
     monthly_bytes: int | None = None
     on_battery: bool = False
+    drain_timeout_s: float = 25.0
 
 
 @dataclass(frozen=True, slots=True)

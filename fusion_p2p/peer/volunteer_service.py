@@ -67,7 +67,6 @@ class VolunteerService:
     def __init__(
         self,
         allowed: Allowed,
-        drain_timeout_s: float,
         work: Work,
         announce: Callable[[PeerState], None],
         traffic: MonthlyTraffic,
@@ -77,7 +76,7 @@ class VolunteerService:
     ) -> None:
         """`leave_process` asks this process to end, as Ctrl+C does: that comes back as `leave`. name: of this peer."""
         self._state = Volunteer(allowed)
-        self._drain_timeout_s = drain_timeout_s
+        self._drain_timeout_s = allowed.drain_timeout_s
         self._work, self._announce, self._traffic, self._clock = work, announce, traffic, clock
         self._leave_process, self._name = leave_process, name
         self._month_bytes = 0

@@ -30,6 +30,7 @@ from fusion_p2p.plan.network import Network
 from fusion_p2p.plan.pipeline import OWNER_STAGE
 from fusion_p2p.plan.pipelines import PlannedStep, pipeline_of_plan
 from fusion_p2p.plan.plan import Plan, SlicePlan
+from fusion_p2p.plan.replan import Running
 from fusion_p2p.plan.request import NodeCost, NoPlan, PlanRequest
 from fusion_p2p.plan.sharing import exchange_bytes
 from fusion_p2p.plan.simulate import simulate
@@ -66,7 +67,7 @@ def mend(
     `parts` is the cut that the plan makes; the network has all of its peers that stay, those that may take something, and
     perhaps others of `without`. Peers of the network that get nothing are idle in the plan.
     """
-    mending = _Mending(graph, parts, costs, plan, network, num_moments(request.optimiser), frozenset(without), held)
+    mending = _Mending(graph, Running(plan, parts), costs, network, num_moments(request.optimiser), frozenset(without), held)
     made = mending.mended()
     if isinstance(made, NoPlan):
         return made
@@ -109,14 +110,14 @@ class _Mending:
     def __init__(
         self,
         graph: Graph,
-        parts: Cut,
+        running: Running,
         costs: Sequence[NodeCost],
-        plan: Plan,
         network: Network,
         moments: int,
         without: frozenset[PeerId],
         held: Held,
     ) -> None:
+        plan, parts = running.plan, running.parts
         self.graph, self.parts, self.costs, self.plan = graph, parts, costs, plan
         self.moments, self.without, self.held = moments, without, held
         self.working = plan.peers

@@ -61,7 +61,7 @@ class Work:
 class Place:
     """One volunteer's peer beside two others. `said`: what its process was asked to do."""
 
-    def __init__(self, world: World, folder: Path, allowed: Allowed, drain_timeout_s: float = DRAIN_S) -> None:
+    def __init__(self, world: World, folder: Path, allowed: Allowed) -> None:
         self.world, self.work, self.meter, self.clock = world, Work(), Meter(), LoopClock()
         presence = world.add(clock=self.clock)
         world.add()
@@ -69,9 +69,7 @@ class Place:
         self.me: PeerId = presence.me
         self.farewell, self.signalled = Farewell(), 0
         traffic = MonthlyTraffic(folder, self.me, self.meter, local_time(self.clock))
-        self.service = VolunteerService(
-            allowed, drain_timeout_s, self.work, presence.set_state, traffic, self.clock, self._signal, "join.key"
-        )
+        self.service = VolunteerService(allowed, self.work, presence.set_state, traffic, self.clock, self._signal, "join.key")
         self.farewell.leave = self.service.leave
         self.task = asyncio.create_task(self.service.run())
 
@@ -152,7 +150,7 @@ def test_the_first_signal_hands_over_and_then_the_peer_is_free_to_go(tmp_path: P
 def test_who_has_nothing_to_hand_over_or_shall_not_goes_at_once(tmp_path: Path, holds: bool, drain_timeout_s: float) -> None:
     async def scenario() -> None:
         async with World(seed=4) as world:
-            place = Place(world, tmp_path, Allowed(), drain_timeout_s)
+            place = Place(world, tmp_path, Allowed(drain_timeout_s=drain_timeout_s))
             place.work.held = place.work.held if holds else None
             await asyncio.sleep(1.0)
             assert place.farewell.asked() == 0.0

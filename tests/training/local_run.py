@@ -40,8 +40,7 @@ class LocalRun:
         self.slices: list[SliceExecutor] = []
         for part in self.cut.slices:
             state = SliceState.initial(graph, part, settings, device, weights)
-            options = {"device": device, "micro_batches": micro_batches, "recompute": recompute}
-            self.slices.append(SliceExecutor(graph, part, state, settings, **options))
+            self.slices.append(SliceExecutor(graph, part, state, settings, micro_batches=micro_batches, recompute=recompute))
 
     def cross(self, value: int, tensor: Tensor) -> Tensor:
         return from_bytes(bytearray(to_bytes(tensor)), self.graph.types[value], self.device)

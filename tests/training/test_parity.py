@@ -111,7 +111,6 @@ def test_restored_and_disturbed_runs_end_with_the_bits_of_an_undisturbed_one(fam
             part,
             SliceState.restore(model.graph, part, settings, device, snapshot.step, snapshot.tensors),
             settings,
-            device=device,
             micro_batches=MICRO_BATCHES,
             recompute=False,
         )

@@ -94,7 +94,7 @@ def test_a_digest_is_of_names_types_and_every_byte() -> None:
 
 def test_a_retired_state_is_not_copied_and_one_half_way_is_none() -> None:
     tensor = torch.ones(4, requires_grad=True)
-    state = SliceState(3, {7: "w"}, {7: tensor}, {"momentum": {7: torch.zeros(4)}})
+    state = SliceState(3, {7: "w"}, {7: tensor}, {"momentum": {7: torch.zeros(4)}}, torch.device("cpu"))
     snapshot = state.retired()
     assert snapshot is not None
     assert snapshot.tensors["parameter/w"].data_ptr() == tensor.data_ptr()

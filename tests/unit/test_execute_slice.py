@@ -24,7 +24,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def executors(graph: Graph, slice_of: list[int], weights: dict[str, Tensor], **options: Any) -> list[SliceExecutor]:
     settings = options.pop("settings", SGD)
-    options = {"micro_batches": 1, "recompute": False, "device": CPU} | options
+    options = {"micro_batches": 1, "recompute": False} | options
     parts = cut(graph, slice_of).slices
     states = [SliceState.initial(graph, part, settings, CPU, weights) for part in parts]
     return [SliceExecutor(graph, part, state, settings, **options) for part, state in zip(parts, states, strict=True)]
