@@ -67,7 +67,7 @@ class SliceExecutor:
         recompute: bool,
         turns: Turns = Turns(),  # noqa: B008 - frozen
     ) -> None:
-        """`state` belongs to this executor from now on, and it computes where that lies; `turns`: its share of `micro_batches`."""
+        """`state` belongs to this executor from now on, which computes where it lies; `turns`: its share of `micro_batches`."""
         self.state = state
         self._graph = graph
         self._part = part
