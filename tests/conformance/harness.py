@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -97,21 +97,25 @@ async def hivemind(folder: Path, relay: str | None = None) -> AsyncIterator[Hive
 
 async def connected(transport: Transport, addresses: Sequence[str]) -> None:
     """Dial until it works: a relay needs a second until it has granted the other side its reservation."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await transport.connect(addresses, timeout_s=5)
-            except PeerUnreachable:
-                await asyncio.sleep(0.2)
-            else:
-                return
+
+    async def connects() -> bool:
+        try:
+            await transport.connect(addresses, timeout_s=5)
+        except PeerUnreachable:
+            return False
+        return True
+
+    await eventually(connects, timeout_s=20)
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0) -> None:
     """Wait until a condition holds; TimeoutError when it does not in time."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - any condition, with a deadline
-            await asyncio.sleep(0.01)
+        while True:
+            holds = condition()
+            if await holds if isinstance(holds, Awaitable) else holds:
+                return
+            await asyncio.sleep(0.01)  # any condition can be waited for: none is told of
 
 
 async def echo(stream: Stream) -> None:
