@@ -84,6 +84,13 @@ def test_readme_names_every_command():
         assert f"| `{command}` |" in readme
 
 
+def test_the_drawing_of_the_house_names_every_folder_and_module_of_the_package():
+    (drawing,) = re.findall(r"^```\n(floor 5.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"\b(\w+)(?:/|\.py\b)", drawing))
+    package = [path for path in (ROOT / "fusion_p2p").iterdir() if not path.name.startswith("__")]
+    assert named == {path.stem for path in package if path.is_dir() or path.suffix == ".py"}
+
+
 def test_changelog_is_kept():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert "## [Unreleased]" in changelog
