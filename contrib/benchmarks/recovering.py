@@ -31,7 +31,10 @@ FREEZES = 4
 COORDINATORS = 3
 ATTEMPTS = 5
 LIMIT_S = 60.0
+POLL_S = 0.05
 COPIES = re.compile(r"copies of step \d+: (\d+) of \1 slices")
+TELLING = re.compile(r"copies|new plan|going back|going on|epoch=\d+ broken")
+"""The newest of these lines says whether every slice has a copy: another plan makes what was said before it worthless."""
 LOST = re.compile(r"epoch=\d+ broken")
 CALM_STEPS = 5
 """A run that has done so many steps since the last fault is in its stride again."""
@@ -69,7 +72,6 @@ class Trial:
     def __init__(self, population: Population, run: Path, watch: LedgerWatch, owner: Program) -> None:
         self._population, self._run, self._watch, self._owner = population, run, watch, owner
         self._turn = 0
-        self._said = 0
 
     def kill(self) -> float:
         """kill -9 of who executes a slice of which a spare has a copy; seconds to the first Commit of an epoch after it."""
@@ -125,8 +127,11 @@ class Trial:
     def _victim(self) -> Resident:
         """The holder of a slice, each in its turn, as soon as copies of all slices are held."""
         self._in_stride()
-        self._owner.wait_for(COPIES, LIMIT_S, after=self._said)
-        self._said = len(self._owner.lines)
+        deadline = time.monotonic() + LIMIT_S
+        while not says_that_all_are_held(self._owner.lines):
+            if time.monotonic() > deadline:
+                raise ProgramFailed(f"not all slices had copies within {LIMIT_S:g} s:\n{self._owner.tail(40)}")
+            time.sleep(POLL_S)
         found = self._holders()
         self._turn += 1
         return found[self._turn % len(found)][0]
@@ -154,6 +159,12 @@ class Trial:
         if commit is None:
             raise ProgramFailed(f"no commit within {LIMIT_S:g} s:\n{self._owner.tail(40)}")
         return commit.at_s
+
+
+def says_that_all_are_held(lines: Sequence[str]) -> bool:
+    """Whether every slice has a copy, as far as an owner has said."""
+    newest = next((line for line in reversed(list(lines)) if TELLING.search(line)), "")
+    return COPIES.search(newest) is not None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -29,11 +29,14 @@ from fusion_p2p.wire.messages import Message
 PULSE_S = 1.0
 SUSPECT_S = 3.0
 """Pulses come every second, also from a peer that computes: three missed in a row are suspicious."""
+AHEAD_S = 0.5
+"""Others are asked so long before a silence is suspicious: then their answer comes so much the sooner."""
 PATIENCE_S = 8.0
 """A suspect that somebody else reaches is lost to us after so long: p2pd waits 5 s before it dials a failed address again."""
 LATE_S = 1.5
 """A tick of ours that came so late says that it was us who did not listen."""
 TICK_S = 0.25
+LEAST_S = 0.01
 FIRST_PAUSE_S = 0.05
 FAREWELL_S = 2.0
 """How long a last word is waited for to be heard."""
@@ -286,11 +289,17 @@ class Links:
     async def _watch(self, peer: PeerId, line: _Line) -> None:
         """Ends when the peer is silent and the stream should be tried anew. DeadlinePassed when the peer is lost."""
         opened_at, bearable_s = _now(), line.patience_s if line.dismissed else SUSPECT_S
+
+        def left_s() -> float:
+            return bearable_s - min(self._silent_s(line), _now() - opened_at)
+
         while True:
-            await asyncio.sleep(TICK_S)
-            if min(self._silent_s(line), _now() - opened_at) < bearable_s:
+            if left_s() > AHEAD_S:
+                await asyncio.sleep(min(max(left_s() - AHEAD_S, LEAST_S), TICK_S))
                 continue
-            confirmed, silent_s = await self._lost_to_all(peer), self._silent_s(line)
+            confirmed = await self._lost_to_all(peer)
+            await asyncio.sleep(max(left_s(), LEAST_S))  # it may still speak
+            silent_s = self._silent_s(line)
             if silent_s < bearable_s:
                 continue
             if confirmed or silent_s > line.patience_s:
