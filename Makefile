@@ -74,7 +74,7 @@ bench-main: $(STAMP) ## parity, efficiency, transport, hostile input, exits: the
 bench-emulated: $(STAMP) ## plans on an emulated network of slow peers: promised against measured, time to a loss, overlap (root; 26 minutes)
 	$(BIN)/python -m contrib.benchmarks.emulated $(if $(ONLY),--only $(ONLY))
 
-bench-churn: $(STAMP) ## recovery, joining, copies, 24 idle peers: what it costs when peers come and go (ONLY=section for one)
+bench-churn: $(STAMP) ## recovery, joining, settling, copies, 24 idle peers: what it costs when peers come and go (ONLY=section for one)
 	$(BIN)/python -m contrib.benchmarks.churn $(if $(ONLY),--only $(ONLY))
 
 bench-codec: $(STAMP) ## codecs: speed, bits per kept element, up to which link each pays

@@ -21,6 +21,13 @@ def join() -> dict[str, float]:
     return measure()
 
 
+def settle() -> dict[str, float]:
+    """A run on four of six equal peers for three minutes: nothing moves."""
+    from contrib.benchmarks.settling import measure
+
+    return measure()
+
+
 def copies() -> dict[str, float]:
     """Blocks of steps with and without copies of slices, in turn."""
     from contrib.benchmarks.copying import measure
@@ -35,7 +42,7 @@ def crowd() -> dict[str, float]:
     return measure()
 
 
-SECTIONS: dict[str, Section] = {"recovery": recovery, "join": join, "copies": copies, "crowd": crowd}
+SECTIONS: dict[str, Section] = {"recovery": recovery, "join": join, "settle": settle, "copies": copies, "crowd": crowd}
 
 
 if __name__ == "__main__":

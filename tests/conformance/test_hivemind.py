@@ -172,6 +172,18 @@ def test_nothing_outlives_a_killed_process_for_long(short_folder: Path):
         process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.row(38)
+async def test_a_record_that_nobody_stores_is_the_callers_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def refused(*arguments: object, **options: object) -> bool:
+        return False
+
+    async with two_networks(tmp_path) as (a, _):
+        monkeypatch.setattr(a.directory._running(), "store", refused)
+        record = seal(a.identity, (1).to_bytes(8, "big"), domain=RECORD_DOMAIN)
+        with pytest.raises(NetworkError, match="nobody in the directory stored our announcement"):
+            await a.directory.announce(record, lifetime_s=60)
+
+
 @pytest.mark.row(39)
 async def test_the_directory_refuses_what_is_not_the_subkeys_own(tmp_path: Path):
     """A stranger with a changed client: forged, replayed with a longer life, under another's name, too large."""
