@@ -239,9 +239,10 @@ class SimulatedStream:
         return self._remote
 
     async def read_exactly(self, count: int) -> bytes:
-        buffer = bytearray(count)
-        await self.read_into(memoryview(buffer))
-        return bytes(buffer)
+        data = await self._incoming.read(count, self._gone)
+        while len(data) < count:
+            data += await self._incoming.read(count - len(data), self._gone)
+        return data
 
     async def read_some(self, buffer: memoryview) -> int:
         data = await self._incoming.read(len(buffer), self._gone)

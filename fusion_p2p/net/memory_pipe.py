@@ -79,7 +79,8 @@ class Pipe:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
             chunk = bytes(view[start : start + CHUNK_BYTES])
-            await self._until(functools.partial(self._may_write, len(chunk)))
+            if not self._may_write(len(chunk)):
+                await self._until(functools.partial(self._may_write, len(chunk)))
             if self._cut:
                 raise StreamClosed(why)
             self._buffered_bytes += len(chunk)
@@ -89,7 +90,7 @@ class Pipe:
 
     async def read(self, limit: int, why: str) -> bytes:
         """Some bytes, at most `limit`; StreamClosed at the end."""
-        await self._until(lambda: self._awake() and (bool(self._arrived) or self._ended))
+        await self._until(self._may_read)
         if not self._arrived:
             raise StreamClosed(why)
         data = bytes(self._arrived[:limit])
@@ -139,6 +140,9 @@ class Pipe:
         self._last_arrival = max(self._last_arrival, arrival)
         self._travelling.append((self._last_arrival, chunk))
         self._loop.call_at(self._last_arrival, self.pump)
+
+    def _may_read(self) -> bool:
+        return (bool(self._arrived) or self._ended) and self._awake()
 
     def _may_write(self, size: int) -> bool:
         """There is room, or no sense in waiting for it."""

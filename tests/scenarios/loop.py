@@ -59,6 +59,25 @@ def _holds(handle: asyncio.Handle) -> bool:
     return True
 
 
+class _Handle(asyncio.Handle):
+    """A callback, without what asyncio keeps for its debug mode."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: PausableLoop, context: contextvars.Context | None) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: PausableLoop, context: contextvars.Context | None) -> None:
+        _Handle.__init__(self, callback, args, loop, context)  # type: ignore[arg-type]
+        self._when, self._scheduled = when, False
+
+
 class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
     """Virtual time, with processes that can be paused. It has no sockets, so it looks for none."""
 
@@ -73,7 +92,7 @@ class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
         return self._now
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -81,7 +100,7 @@ class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         when = math.ceil(when / TICK_S) * TICK_S
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
@@ -93,12 +112,10 @@ class PausableLoop(async_solipsism.EventLoop):  # type: ignore[misc]
         if not ready:
             self._skip_to_the_next_timer()
         while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
-            if not timer.cancelled():
-                ready.append(timer)
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled() and not (self.num_paused and _holds(handle)):
+            if not handle._cancelled and not (self.num_paused and _holds(handle)):
                 handle._run()
 
     def _skip_to_the_next_timer(self) -> None:
