@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fusion_p2p.errors import GraphError
-from fusion_p2p.graph.capture import capture
 from fusion_p2p.graph.check import Limits, check
 from fusion_p2p.graph.encoding import decode_graph, encode_graph
 from fusion_p2p.graph.fake import fake_leaves, fake_run, fake_tensors, type_of
@@ -27,10 +24,9 @@ from fusion_p2p.graph.operators import OPS
 from fusion_p2p.graph.opset import OPERATOR_ERRORS, TORCH_DTYPES, apply, index_bounds
 from fusion_p2p.graph.schema import DTYPE_BYTES, Argument, Graph, Node, Parameter, Ref, Rule, Scalar
 from fusion_p2p.graph.workload import workload
-from fusion_p2p.models.catalogue import build
+from tests.fuzz.original_graphs import original
 
 LIMITS = Limits(value_bytes=1 << 20, total_bytes=16 << 20, workspace_bytes=16 << 20)
-MAX_MUTANT_NODES = 40
 INTEGERS = (0, 1, -1, 2, 3, 5, 7, -2, 16, 63, 255, 1 << 20, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63) + 1, 1 << 63)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, 1e308, float("inf"), float("-inf"), float("nan"))
 WORDS = ("tanh", "none", "constant", "same", "float32", "int64", "bool", "os.system", "", "x" * 600)
@@ -68,97 +64,9 @@ def fuzz(num_inputs: int, seed: int = 0) -> Counts:
     return counts
 
 
-@dataclass(frozen=True)
-class Original:
-    """A legal graph, and how often it is taken: most mutants are small, so that many can be tried."""
-
-    graph: Graph
-    weight: int
-
-
-@cache
-def originals() -> tuple[Original, ...]:
-    """A transformer with dropout, a convolutional network with BatchNorm, and small graphs of all kinds of operators."""
-    tokens = torch.zeros(2, 4, dtype=torch.int64)
-    options = {"layers": 1, "width": 8, "heads": 2, "context": 4, "vocabulary": 11, "dropout": 0.1}
-    transformer = build("gpt2", options)
-    network = build("resnet", {"blocks": [1], "width": 2, "classes": 3})
-    images = {"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.zeros(2, dtype=torch.int64)}
-    large = (
-        capture(transformer.module, {"tokens": tokens, "targets": tokens}, transformer.rules).graph,
-        capture(network.module, images, network.rules).graph,
-    )
-    feeds = {"x": torch.ones(4, 6), "ids": torch.zeros(4, dtype=torch.int64)}
-    small = [capture(Small(function), feeds).graph for function in _SMALL]
-    if max(len(graph.nodes) for graph in (*large, *small)) > MAX_MUTANT_NODES:
-        raise ValueError("originals have at most 40 nodes")
-    return (*(Original(graph, 1) for graph in large), *(Original(graph, 5) for graph in small))
-
-
-class Small(torch.nn.Module):
-    """The sum of what a function makes of a trainable matrix (4, 6), a buffer (6) and four indices."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.matrix = torch.nn.Parameter(torch.ones(4, 6))
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.mean.mul_(0.5).add_(x.mean(0))
-        return self.function(self.matrix * x, self.mean, ids).sum()
-
-
-def _indexed(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    rows = functional.embedding(ids, y)[ids] - mean
-    return rows.gather(1, ids[:, None].clamp(0, 3)) + y.index_select(0, ids).sum()
-
-
-def _split(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    left, right = y.chunk(2, 1)
-    return torch.cat((left, *right.split(2, 1), functional.pad(left, (1, 2))), 1).unbind(0)[1] + y.topk(1, 0).values.sum()
-
-
-def _compared(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    masked = torch.where(y > mean, y, y.abs()).masked_fill(y < 0, 0.5)
-    return masked.to(torch.float16).float() + torch.full((4, 6), 2.0) * (ids == 1)[:, None]
-
-
-def _reduced(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    best, _ = y.max(1)
-    return (
-        functional.layer_norm(y.cumsum(0), (6,)).std(1)
-        + best
-        + functional.cross_entropy(y, ids)
-        + functional.mse_loss(y, y * 2)
-    )
-
-
-def _convolved(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    image = y.reshape(1, 2, 3, 4)
-    convolved = functional.conv2d(image, y[:2, :4].reshape(1, 2, 2, 2), padding=1)
-    up = functional.conv_transpose2d(functional.max_pool2d(convolved, 2), y[:1, :4].reshape(1, 1, 2, 2), stride=2)
-    return functional.avg_pool2d(functional.interpolate(up, scale_factor=2), 2)
-
-
-def _attended(y: Tensor, mean: Tensor, ids: Tensor) -> Tensor:
-    heads = y.reshape(1, 2, 3, 4)
-    mixed = functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=True)
-    return functional.linear(functional.dropout(mixed, 0.2), y[:, :4]).permute(3, 0, 1, 2).flatten(1)
-
-
-_SMALL = (_indexed, _split, _compared, _reduced, _convolved, _attended)
-
-
-def _original(rng: random.Random) -> Graph:
-    known = originals()
-    return rng.choices(known, [original.weight for original in known])[0].graph
-
-
 def mutated_bytes(rng: random.Random) -> bytes:
     """The encoding of a legal graph with a few bytes changed, cut, repeated or inserted."""
-    data = bytearray(encode_graph(_original(rng)))
+    data = bytearray(encode_graph(original(rng)))
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(data))
         match rng.randrange(5):
@@ -179,7 +87,7 @@ def mutated_bytes(rng: random.Random) -> bytes:
 
 def mutated_graph(rng: random.Random) -> Graph:
     """A legal graph with one to three changes; often with its types corrected afterwards, so that only torch can refuse it."""
-    graph = _original(rng)
+    graph = original(rng)
     for _ in range(rng.choice((1, 1, 2, 3))):
         graph = rng.choice(_MUTATIONS)(graph, rng)
     return _with_types_corrected(graph) if rng.random() < 0.5 else graph

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fusion_p2p.errors import GraphError
 from fusion_p2p.graph.check import check
 from fusion_p2p.graph.encoding import decode_graph, encode_graph
-from tests.fuzz.graph_mutation import LIMITS, Outcome, fuzz, originals, try_bytes
+from tests.fuzz.graph_mutation import LIMITS, Outcome, fuzz, try_bytes
+from tests.fuzz.original_graphs import originals
 
 pytestmark = [pytest.mark.row(34), pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
