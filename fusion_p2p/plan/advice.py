@@ -9,7 +9,7 @@ from fusion_p2p.graph.schema import Graph
 from fusion_p2p.plan.plan import Plan
 
 CUT_LAYERS = (
-    "--cut-embedding --bottleneck RANK with --codec int8 sends about 31 times less than float32 at an eighth of the width, and "
+    "--cut-embedding --bottleneck RANK --codec int8 sends about 31 times less than float32 at an eighth of the width, and "
     "changes the model: each cut gets a projection and an embedding, which are trained and exported with it"
 )
 MOSTLY_WAITING = 0.5
