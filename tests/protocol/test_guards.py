@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
+import pytest
+
 from fusion_p2p.execute.state import required_tensors
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest, JobId, PeerId, digest_of
@@ -27,6 +29,7 @@ from fusion_p2p.wire.job_messages import (
     Admit,
     Contact,
     Durable,
+    Fetching,
     Guard,
     Held,
     Kept,
@@ -56,7 +59,9 @@ class Scripted:
 
     peer: SimulatedPeer
     refuses: bool = False
+    forgets: bool = False
     slow_s: float = 0.0
+    pieces: int = 0
     heard: list[Message] = field(default_factory=list)
 
     @property
@@ -73,11 +78,18 @@ class Scripted:
                 message = await messages.receive()
                 if not isinstance(message, Pulse):
                     self.heard.append(message)
-                if isinstance(message, Guard):
-                    await asyncio.sleep(self.slow_s)
-                    await messages.send(self._answer(message))
+                if isinstance(message, Guard) and not self.forgets:
+                    await self._fetch(messages, message)
                 if isinstance(message, Stop):
                     return
+
+    async def _fetch(self, messages: MessageStream, asked: Guard) -> None:
+        for _ in range(int(self.slow_s)):
+            await asyncio.sleep(1.0)
+            self.pieces += 1
+            job, incarnation, step = asked.job, asked.incarnation, asked.step
+            await messages.send(Fetching(job=job, incarnation=incarnation, step=step, slices=(0, 1), pieces=self.pieces))
+        await messages.send(self._answer(asked))
 
     async def _pulse(self, messages: MessageStream) -> None:
         while True:
@@ -211,6 +223,21 @@ def test_a_guard_that_is_lost_in_the_middle_is_replaced_and_a_reset_loses_nothin
             made.network.crash(lost.id)
             await made.until(lambda: made.guards.held[0] and made.guards.held[1])
             assert {peer for copies in made.guards.held.values() for peer, _ in copies} == {left.id}
+
+    in_virtual_time(work())
+
+
+@pytest.mark.row(15)
+def test_a_guard_that_has_forgotten_its_errand_is_replaced_and_a_slow_one_is_not() -> None:
+    async def work() -> None:
+        async with scene(spares=2) as made:
+            forgetful, slow = made.spares
+            forgetful.forgets, slow.slow_s = True, 100.0  # longer than anybody may be silent
+            assert made.guards.wants_copy(1)
+            made.keep(1)
+            await made.until(lambda: made.guards.held[0] and made.guards.held[1], 450.0)
+            assert not slow.told(Stop)
+            assert made.said == ["copies of step 1: 2 of 2 slices held by 1 spare"]
 
     in_virtual_time(work())
 

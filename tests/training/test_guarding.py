@@ -16,7 +16,7 @@ from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.peer import fetching
 from fusion_p2p.peer.building import Bench
 from fusion_p2p.peer.keeping import ABSENT_S, Keeping
-from fusion_p2p.wire.job_messages import Held, NotHeld, Stop
+from fusion_p2p.wire.job_messages import Fetching, Held, NotHeld, Stop
 from tests.scripted_owner import scripted, until
 from tests.swarm_in_memory import Volunteer, volunteering, volunteers
 from tests.training.test_halting import ADAM, begin
@@ -105,6 +105,23 @@ async def test_a_newer_step_of_a_slice_replaces_one_that_is_still_being_fetched(
         await owner.guard(peers[3], second, peers[1])
         assert (await owner.hear(peers[3], Held)).step == 2
         assert [copy.key.step for copy in helpers[3].service.copies] == [2]
+
+
+async def test_a_guard_says_what_it_fetches_as_long_as_it_does_and_that_more_has_come() -> None:
+    async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
+        peers = [helper.peer.peer_id for helper in helpers]
+        await begin(owner, helpers)
+        await owner.step(1, snapshot=True)
+        first, second = await owner.kept(1, 1), await owner.kept(2, 1)
+        network.set_link(peers[1], peers[3], Link(bytes_per_s=1e4, buffer_bytes=4 << 10))
+        await owner.guard(peers[3], first, peers[1])
+        await owner.guard(peers[3], second, peers[2])
+        told = await owner.hear(peers[3], Fetching, lambda message: message.pieces > 0)
+        assert (told.step, told.slices) == (1, (1, 2))
+        await owner.hear(peers[3], Fetching, lambda message: message.pieces > told.pieces)
+        network.set_link(peers[1], peers[3], Link())
+        assert {(await owner.hear(peers[3], Held)).slice for _ in range(2)} == {1, 2}
+        assert helpers[3].service._guarding._now == {}
 
 
 async def test_what_is_not_the_state_that_was_kept_is_not_held() -> None:
