@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest import mock
 
 import pytest
 
 import fusion_p2p
+from fusion_p2p.net.memory import SimulatedDirectory
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.swarm_messages import Holding
 from tests.protocol.swarm_world import PROFILE, LoopClock, World, always, eventually, in_virtual_time
@@ -271,3 +273,17 @@ def test_every_listing_says_how_a_peer_is_reached() -> None:
             assert ways == {"direct", "relayed"}
 
     in_virtual_time(scenario())
+
+
+def test_while_nothing_happens_the_directory_is_read_once_a_minute() -> None:
+    async def live() -> None:
+        async with World(seed=5) as world:
+            for _ in range(5):
+                world.add()
+            await eventually(world.known_to_all, 30.0)
+            await asyncio.sleep(2 * WAN.lookup_s)  # the pauses grow up to it
+            with mock.patch.object(SimulatedDirectory, "lookup", autospec=True, side_effect=SimulatedDirectory.lookup) as read:
+                await asyncio.sleep(10 * WAN.lookup_s)
+            assert 5 * 9 <= read.call_count <= 5 * 10
+
+    in_virtual_time(live())
