@@ -47,15 +47,16 @@ check: $(STAMP) ## format, lint, types, import rules, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 -m "$(FAST)" tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "$(FAST)" tests
 
 format: $(STAMP) ## rewrite the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Each worker has one half of the tests and takes from the other's when done: what neighbours share is made once, not twice.
 # Tests of real processes mostly wait, so two files of them run side by side; those that measure times have the machine alone.
 test: $(STAMP) ## every test (under 20 minutes on 2 cores)
-	$(BIN)/pytest -n 2 -m "not process" tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "not process" tests
 	$(BIN)/pytest -n 2 --dist loadfile -m "process and not alone" tests/process
 	$(BIN)/pytest -m alone tests/process
 
