@@ -114,6 +114,7 @@ class _Station:
         self._watch = LinkWatch(transport, self._presence, self._jobs, clock)
         self._jobs.observe_rates(self._watch.saw_traffic)
         self._watch.measured = self._jobs.line_is
+        self._jobs.is_near = self._watch.is_near
         self._jobs.standing = lambda: self._presence.standing
         traffic = MonthlyTraffic(config.state_directory, joined.identity.peer_id, meter, datetime.now().astimezone())
         self._volunteer = VolunteerService(

@@ -80,6 +80,8 @@ class JobService:
         self._closed = ""
         self.standing: Callable[[], str] = str
         """What the coordinator says of us while we are free."""
+        self.is_near: Callable[[PeerId], bool] = lambda peer: False
+        """Whether what is sent to a peer does not take this peer's line."""
         blobs.pace_for = self._pace_for
 
     @property
@@ -251,7 +253,7 @@ class JobService:
 
     def _pace_for(self, asker: PeerId) -> Pace | None:
         """While we compute, copies must not take the line from values; who is halted, or idle, has nothing better to do."""
-        return self._keeping.pace if self._engagements.computing else None
+        return self._keeping.pace if self._engagements.computing and not self.is_near(asker) else None
 
     def _say(self, owner: PeerId, message: Message) -> None:
         """Without a stream of this owner it is lost: what counts is unsettled, and said again on the next one."""

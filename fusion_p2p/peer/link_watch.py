@@ -63,6 +63,11 @@ class LinkWatch:
         """A large value came in so fast."""
         self._step(links.Traffic(peer, bytes_per_s))
 
+    def is_near(self, peer: PeerId) -> bool:
+        """Whether a peer seems to be in our place: what is sent to it does not take our line."""
+        found = self._presence.others.announcement(peer)
+        return found is not None and same_place(self._transport.addresses, found.addresses)
+
     async def run(self) -> None:
         """Probe and be probed until cancelled. ValueError when the probe protocol is served already."""
         await self._prober.serve(self._transport)

@@ -124,6 +124,22 @@ async def test_a_guard_says_what_it_fetches_as_long_as_it_does_and_that_more_has
         assert helpers[3].service._guarding._now == {}
 
 
+async def test_what_goes_to_a_peer_in_the_same_place_does_not_wait_for_the_line() -> None:
+    async with SimulatedNetwork(seed=1) as network, volunteers(network, 5) as helpers, scripted(network, **ADAM) as owner:
+        peers = [helper.peer.peer_id for helper in helpers]
+        await begin(owner, helpers)
+        await owner.step(1, snapshot=True)
+        kept = await owner.kept(1, 1)
+        helpers[1].service._keeping.pace.set_rate(1e3)
+        helpers[1].service.is_near = peers[3].__eq__
+        await owner.guard(peers[4], kept, peers[1])
+        await owner.hear(peers[4], Fetching)
+        await owner.guard(peers[3], kept, peers[1])
+        await owner.hear(peers[3], Held)
+        await owner.hear(peers[4], Fetching)
+        assert helpers[4].service.copies == ()
+
+
 async def test_what_is_not_the_state_that_was_kept_is_not_held() -> None:
     async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
         peers = [helper.peer.peer_id for helper in helpers]
