@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.monitor.text import harmless, num_bytes, peer_name
-from fusion_p2p.wire.swarm_messages import PeerStatus, StatusReply
+from fusion_p2p.wire.swarm_messages import JobStatus, PeerStatus, StatusReply
 
 HEADINGS = ("peer", "state", "holds", "reachable", "device", "memory", "GFLOP/s", "Mbit/s up/down", "heard")
 NUMBERS = ("memory", "GFLOP/s", "Mbit/s up/down", "heard")
@@ -27,10 +27,20 @@ def swarm_picture(reply: StatusReply) -> RenderableType:
     if reply.peers_left_out:
         parts.append(Text(f"and {reply.peers_left_out} more peers"))
     parts += [Text(f"{peer_name(PeerId(peer.peer))}: {harmless(peer.standing)}") for peer in reply.peers if peer.standing]
-    parts += [
-        Text(f"job {job.job[:8]} of {peer_name(PeerId(job.owner))}: {job.state} {harmless(job.reason)}") for job in reply.jobs
-    ]
+    parts += [Text(f"job {job.job[:8]} of {peer_name(PeerId(job.owner))}: {_what_it_does(job, reply)}") for job in reply.jobs]
     return Group(*parts)
+
+
+def _what_it_does(job: JobStatus, reply: StatusReply) -> str:
+    """`waiting: 2 peers wanted: 1 peer free, 2 busy or unfit`, or on how many of the peers shown it runs."""
+    if job.state == "waiting":
+        return f"waiting: {harmless(job.reason)}"
+    holders = sum(peer.holding is not None and peer.holding.job == job.job for peer in reply.peers)
+    return f"runs on {_peers(holders)}" if holders else harmless(job.reason)
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
 
 
 def _headline(reply: StatusReply) -> str:
@@ -39,7 +49,7 @@ def _headline(reply: StatusReply) -> str:
         f"{peer_name(PeerId(coordinator.peer))} coordinates in term {coordinator.term}"
     )  # fmt: skip
     count = len(reply.peers) + reply.peers_left_out
-    return f"swarm {harmless(reply.network)}: {count} {'peer' if count == 1 else 'peers'}, {who}"
+    return f"swarm {harmless(reply.network)}: {_peers(count)}, {who}"
 
 
 def _peer_table(reply: StatusReply) -> Table:

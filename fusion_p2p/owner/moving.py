@@ -144,7 +144,8 @@ class Moving:
     async def _replace(self, stage: Stage) -> None:
         without = self.leaving | self._shunned_now()
         steps_left = max(0, self._steps - self._step)
-        register = self._registering.mend(stage.plan, without, self._kept(), steps_left)
+        nobody: Holders = {}  # who leaves gives its state as it is now: copies of earlier steps spare nobody a download
+        register = self._registering.mend(stage.plan, without, nobody, steps_left)
         self._take(stage, await self._enlist(register), gains=False)
 
     async def _improve(self, stage: Stage, better: Better) -> None:

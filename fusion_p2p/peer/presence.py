@@ -101,6 +101,11 @@ class Presence:
         """The peers heard lately and this one, by peer id."""
         return self._view.members()
 
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """The ids of `members`."""
+        return self._view.heard_lately(self._settings.heard_lately_s) | {self.me}
+
     def snapshot(self) -> StatusReply:
         """The swarm as this peer sees it: complete at the coordinator, hearsay elsewhere."""
         return self._view.snapshot()
@@ -117,7 +122,7 @@ class Presence:
 
     def set_state(self, state: PeerState) -> None:
         """Pause, drain, or `standby` to go on; announced at once."""
-        self._view.state = state
+        self._view.changed_state(state)
 
     def set_profile(self, profile: Profile) -> None:
         """Announce other capabilities from now on."""

@@ -158,6 +158,10 @@ class SwarmView:
         """The peer has read our announcement of this number."""
         self._acknowledged[peer] = number
 
+    def changed_state(self, state: PeerState) -> None:
+        """Something else may be expected of us: what the coordinator had for us to do is out of date."""
+        self.state, self._told_standing = state, ""
+
     def note_standing(self, peer: PeerId, standing: str) -> None:
         """What a peer has for us to do counts if it coordinates."""
         if self.coordinator is not None and peer == self.coordinator.peer:

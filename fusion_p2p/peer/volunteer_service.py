@@ -120,7 +120,7 @@ class VolunteerService:
                 self._step(volunteer.ResumeAsked())
             case "leave":
                 self._leave_process()
-                yield Answer(f"leaving: {self.describe()}", self._drain_timeout_s + LEAVING_S)
+                yield Answer(f"leaving: {self._to_hand_over()}", self._drain_timeout_s + LEAVING_S)
                 await asyncio.Event().wait()  # the end of the connection tells that this process has gone
         yield Answer(f"{self._name}: {self.describe()}")
 
@@ -132,14 +132,18 @@ class VolunteerService:
     def _draining(self) -> str | None:
         if self._state.mode not in (Mode.HANDING_OVER, Mode.LEAVING):
             return None
-        holding = self._work.holding()
-        if holding is None:
-            return "draining: nothing is left to hand over"
-        slices = ", ".join(map(str, holding.slices))
-        what = f"handing over slice {slices}" if slices else "letting go of a job"
+        if self._work.holding() is None:
+            return f"draining: {self._to_hand_over()}"
         again = "; Ctrl+C again leaves at once" if self._state.mode is Mode.LEAVING else ""
         then = f", then paused: {self._state.reason.described(self._now())}" if self._state.reason is not None else ""
-        return f"draining: {what} (at most {self._drain_timeout_s:g} s{again}){then}"
+        return f"draining: {self._to_hand_over()} (at most {self._drain_timeout_s:g} s{again}){then}"
+
+    def _to_hand_over(self) -> str:
+        holding = self._work.holding()
+        if holding is None:
+            return "nothing is left to hand over"
+        slices = ", ".join(map(str, holding.slices))
+        return f"handing over slice {slices}" if slices else "letting go of a job"
 
     def _count(self) -> None:
         if self._clock.now() - self._counted_at >= COUNT_S:

@@ -42,7 +42,7 @@ def _standing(
         entry = state.jobs.get(seat.holds)
         return f"waiting: {entry.reason}" if entry is not None and entry.phase == "waiting" else ""
     if seat.unusable is not None:
-        return f"gets no slice: {seat.unusable}"
+        return f"gets no slice: it {seat.unusable}"
     if place is None:
         keeper = kept_for(state, seat.peer, now)
         return f"kept for job {keeper[:8]}" if keeper is not None else ""

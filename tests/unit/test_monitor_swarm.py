@@ -59,8 +59,18 @@ def test_the_table_says_who_holds_what_and_who_coordinates() -> None:
     assert "and 4 more peers" in shown
     assert "bbbbbbbb: spare 1 of 1: all slices are covered" in shown
     assert "aaaaaaaa: " not in shown
-    assert "job abababab of cccccccc: waiting 1 of 3 peers are here" in shown
+    assert "job abababab of cccccccc: waiting: 1 of 3 peers are here" in shown
     assert "\x1b" not in shown
+
+
+def test_a_job_that_runs_is_said_to() -> None:
+    proposed = JobStatus(job=JOB, owner="12D3KooWcccccccc", state="proposed", reason="a plan over 1 peer was proposed")
+    other = proposed.model_copy(update={"job": "cd" * 16})
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(swarm_picture(REPLY.model_copy(update={"jobs": (proposed, other)})))
+    shown = console.export_text()
+    assert "job abababab of cccccccc: runs on 1 peer\n" in shown
+    assert "job cdcdcdcd of cccccccc: a plan over 1 peer was proposed" in shown
 
 
 def test_the_json_is_the_whole_answer() -> None:

@@ -35,7 +35,7 @@ def test_spares_are_numbered_by_speed_and_told_why() -> None:
         A: "",
         B: "spare 2 of 2: slower than the plan needs",
         C: "spare 1 of 2: all slices are covered",
-        D: "gets no slice: is paused",
+        D: "gets no slice: it is paused",
     }
 
 
