@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from fusion_p2p.clock import SystemClock
 from fusion_p2p.config import CommonConfig, JoinConfig, StatusConfig, TrainConfig
 from fusion_p2p.errors import FusionError, NetworkError, SwarmUnreachable, WireError
 from fusion_p2p.net.addresses import PeerAddress, reach_warning
-from fusion_p2p.net.bootstrapping import Report, reach_first, remember_peers, remembered_peers
+from fusion_p2p.net.bootstrapping import MAX_REMEMBERED, Report, reach_first, remember_peers, remembered_peers
 from fusion_p2p.net.hello import Greeting, HelloHost, greet, new_process
 from fusion_p2p.net.hivemind import Network, NetworkSettings, open_network
 from fusion_p2p.net.hivemind_directory import HivemindDirectory
@@ -212,13 +214,16 @@ async def _remember(link: _Link, path: Path) -> None:
     while True:
         addresses, directory = [target.text for target in link.reached], link.network.directory
         with contextlib.suppress(NetworkError):
-            for record in (directory.found or await directory.lookup()).values():
+            found = directory.found or await directory.lookup()
+            for record in itertools.islice(found.values(), MAX_REMEMBERED):
                 addresses += _announced(record)
         remember_peers(path, addresses)
         await asyncio.sleep(REMEMBER_INTERVAL_S)
 
 
+@functools.lru_cache(2 * MAX_REMEMBERED)
 def _announced(record: bytes) -> tuple[str, ...]:
+    """Where its peer is; remembered, because most records are those of the last time, and a signature takes long to check."""
     try:
         _, payload = unseal(record, domain=RECORD_DOMAIN)
         return decode_announcement(payload)[1].addresses[:1]
