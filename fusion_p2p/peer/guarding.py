@@ -2,8 +2,8 @@
 
     owner --Guard--> this peer --FetchTensor--> who has the state ... digest compared --Held | NotHeld--> owner
 
-It is no promise of anything else: a guard may serve another job meanwhile. One copy is fetched at a time for each owner; a
-newer step of the same slice replaces one that is still being fetched.
+It is no promise of anything else: a guard may serve another job meanwhile. One copy is fetched at a time for each owner. Owners
+copy one step at a time: when another one is asked for, what is still being fetched of the one before is not wanted any more.
 """
 
 from __future__ import annotations
@@ -68,11 +68,14 @@ class Guarding:
             self._say(owner, held_message(key, held.digest))
             return
         waiting, slice_of = self._waiting.setdefault(owner, {}), (key.lineage, key.slice)
+        for lineage, index in [other for other in waiting if other[0] == key.lineage]:
+            if waiting[lineage, index].step != message.step:
+                del waiting[lineage, index]
         if owner in self._now:
             now, fetching = self._now[owner]
-            if (key_of(owner, now).lineage, now.slice) == slice_of:
-                if message == now:
-                    return  # said again on a new stream; anything else is newer, also an earlier step of a run that went back
+            if message == now:
+                return  # said again on a new stream; anything else is newer, also an earlier step of a run that went back
+            if key_of(owner, now).lineage == key.lineage and (now.slice == message.slice or now.step != message.step):
                 fetching.cancel()
         if len(waiting) >= MAX_WAITING and slice_of not in waiting:
             self._refuse(owner, message, f"{MAX_WAITING} slices are waiting to be guarded already")

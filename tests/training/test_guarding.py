@@ -124,6 +124,23 @@ async def test_a_guard_says_what_it_fetches_as_long_as_it_does_and_that_more_has
         assert helpers[3].service._guarding._now == {}
 
 
+async def test_when_another_step_is_asked_for_the_one_before_is_not_waited_for() -> None:
+    async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
+        peers = [helper.peer.peer_id for helper in helpers]
+        await begin(owner, helpers)
+        await owner.step(1, snapshot=True)
+        await owner.step(2, snapshot=True)
+        network.set_link(peers[1], peers[3], Link(bytes_per_s=1e3, buffer_bytes=4 << 10))
+        await owner.guard(peers[3], await owner.kept(1, 1), peers[1])
+        await owner.guard(peers[3], await owner.kept(2, 1), peers[2])
+        await owner.hear(peers[3], Fetching)
+        await owner.guard(peers[3], await owner.kept(0, 2), peers[0])
+        held = await owner.hear(peers[3], Held)
+        assert (held.slice, held.step) == (0, 2)
+        await until(lambda: not helpers[3].service._guarding._now)
+        assert [(copy.key.slice, copy.key.step) for copy in helpers[3].service.copies] == [(0, 2)]
+
+
 async def test_what_goes_to_a_peer_in_the_same_place_does_not_wait_for_the_line() -> None:
     async with SimulatedNetwork(seed=1) as network, volunteers(network, 5) as helpers, scripted(network, **ADAM) as owner:
         peers = [helper.peer.peer_id for helper in helpers]
