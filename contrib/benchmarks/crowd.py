@@ -25,10 +25,10 @@ from contrib.chaos.population import Population, populated
 from contrib.processes import Program, ProgramFailed, processes_of
 
 PEERS = 24
-START_S = 60.0
+START_S = 90.0
 SEE_ALL_S = 60.0
-SETTLE_S = 60.0
-"""Links are measured first."""
+SETTLE_S = 120.0
+"""Links are measured first, twice, and the pauses between look-ups grow to their longest."""
 MINUTES = 10.0
 JOB_PEERS = 12
 JOB = (
