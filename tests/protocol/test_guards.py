@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-import pytest
-
 from fusion_p2p.execute.state import required_tensors
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.ids import Digest, JobId, PeerId, digest_of
@@ -227,7 +225,6 @@ def test_a_guard_that_is_lost_in_the_middle_is_replaced_and_a_reset_loses_nothin
     in_virtual_time(work())
 
 
-@pytest.mark.row(15)
 def test_a_guard_that_has_forgotten_its_errand_is_replaced_and_a_slow_one_is_not() -> None:
     async def work() -> None:
         async with scene(spares=2) as made:
