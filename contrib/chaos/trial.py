@@ -18,7 +18,7 @@ from contrib.chaos.schedule import Fault, Kind
 from contrib.chaos.watching import LedgerWatch
 from contrib.processes import Program, ProgramFailed
 
-FIRST_STEP_S = 120.0
+FIRST_STEP_S = 300.0
 LEAVE_S = 40.0
 """Whoever was asked to leave is gone within this: the time to hand over, and five seconds."""
 
