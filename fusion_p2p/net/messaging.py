@@ -33,13 +33,18 @@ class MessageStream:
 
     async def receive(self, *, timeout_s: float | None = None) -> Message:
         """The next message. WireError, StreamClosed, or DeadlinePassed when none came in time."""
+        if timeout_s is None:
+            return self._messages.decode(await self._read_body())
         try:
             async with asyncio.timeout(timeout_s):
-                prefix = await self._stream.read_exactly(LENGTH_BYTES)
-                body = await self._stream.read_exactly(body_length(prefix))
+                body = await self._read_body()
         except TimeoutError:
             raise DeadlinePassed(f"{self.remote} said nothing for {timeout_s:g} s") from None
         return self._messages.decode(body)
+
+    async def _read_body(self) -> bytes:
+        prefix = await self._stream.read_exactly(LENGTH_BYTES)
+        return await self._stream.read_exactly(body_length(prefix))
 
     async def close(self) -> None:
         await self._stream.close()

@@ -47,9 +47,8 @@ class Candidacy:
         return len(self.votes) * 2 > len(self.electorate)
 
 
-@dataclass(frozen=True, slots=True)
-class Election:
-    """State of one peer.
+class Election(NamedTuple):
+    """State of one peer; a named tuple as `members.Membership` is.
 
     term: the highest seen. voted: the newest vote given. heard_at: when the coordinator spoke to us itself, -inf before.
     patience_until: until then it may stay silent. vacant_since: from when on the places in the queue of candidates count.
@@ -199,22 +198,22 @@ def _credible(state: Election, term: int) -> bool:
 
 
 def _heard(state: Election, token: Token, now: float, settings: SwarmSettings) -> Step:
-    state = replace(state, term=max(state.term, token.term))
+    state = state._replace(term=max(state.term, token.term))
     if token.peer == state.me or (state.coordinator is not None and token < state.coordinator):
         return state, ()
     state, actions = _follow(state, token)
-    return replace(state, heard_at=now, patience_until=now + settings.suspect_after_s), actions
+    return state._replace(heard_at=now, patience_until=now + settings.suspect_after_s), actions
 
 
 def _told(state: Election, token: Token, alive: bool, patience_until: float) -> Step:
-    state = replace(state, term=max(state.term, token.term))
+    state = state._replace(term=max(state.term, token.term))
     if token.peer == state.me or (state.coordinator is not None and token <= state.coordinator):
         return state, ()
     if not alive and state.fallen is not None and token <= state.fallen:
         return state, ()
     state, actions = _follow(state, token)
     # Hearsay earns patience, but no vote is refused because of it: else two peers could talk each other out of an election.
-    return replace(state, heard_at=-math.inf, patience_until=patience_until), actions
+    return state._replace(heard_at=-math.inf, patience_until=patience_until), actions
 
 
 def _follow(state: Election, token: Token) -> Step:
@@ -223,7 +222,7 @@ def _follow(state: Election, token: Token) -> Step:
     actions: tuple[Action, ...] = (Followed(token),)
     if state.coordinator is not None and state.coordinating:
         actions = (SteppedDown(state.coordinator, f"{token.peer} coordinates in term {token.term}"), *actions)
-    return replace(state, coordinator=token, candidacy=None), actions
+    return state._replace(coordinator=token, candidacy=None), actions
 
 
 def _gone(state: Election, peer: PeerId, now: float, settings: SwarmSettings) -> Step:
@@ -238,16 +237,15 @@ def _lose(state: Election, reason: str, now: float, settings: SwarmSettings) -> 
         return state, ()
     fallen = token if state.fallen is None else max(token, state.fallen)
     vacant_since = max(now, state.started_at + settings.quiet_s)
-    return replace(state, coordinator=None, fallen=fallen, vacant_since=vacant_since), (Lost(token, reason),)
+    return state._replace(coordinator=None, fallen=fallen, vacant_since=vacant_since), (Lost(token, reason),)
 
 
 def _vote(state: Election, candidate: Token, now: float, settings: SwarmSettings) -> Step:
     reason = _why_no_vote(state, candidate, now, settings)
     if reason is not None:
-        state = replace(state, term=max(state.term, candidate.term))
+        state = state._replace(term=max(state.term, candidate.term))
         return state, (AnswerVote(candidate.peer, state.term, False, reason, _alive(state, now, settings)),)
-    state = replace(
-        state,
+    state = state._replace(
         term=candidate.term,
         voted=candidate,
         candidacy=None,
@@ -277,11 +275,11 @@ def _alive(state: Election, now: float, settings: SwarmSettings) -> Token | None
 
 
 def _count(state: Election, voter: PeerId, granted_term: int, newest_term: int, now: float) -> Step:
-    state = replace(state, term=newest_term)
+    state = state._replace(term=newest_term)
     standing = state.candidacy
     if standing is None or granted_term != standing.term or voter not in standing.electorate or now > standing.until:
         return state, ()
-    return _win_or_wait(replace(state, candidacy=replace(standing, votes=standing.votes | {voter})))
+    return _win_or_wait(state._replace(candidacy=replace(standing, votes=standing.votes | {voter})))
 
 
 def _win_or_wait(state: Election) -> Step:
@@ -289,17 +287,17 @@ def _win_or_wait(state: Election) -> Step:
     if standing is None or not standing.won:
         return state, ()
     token = Token(standing.term, state.me)
-    return replace(state, coordinator=token, candidacy=None), (Elected(token),)
+    return state._replace(coordinator=token, candidacy=None), (Elected(token),)
 
 
 def _tick(state: Election, others: frozenset[PeerId], rank: int, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
-    state = replace(state, ticked_at=now)
+    state = state._replace(ticked_at=now)
     if state.coordinating:
         return state, ()
     if late:
         # We slept: what the coordinator said meanwhile may lie unread, so it gets one more suspect time.
-        state = replace(state, patience_until=now + settings.suspect_after_s, vacant_since=max(state.vacant_since, now))
+        state = state._replace(patience_until=now + settings.suspect_after_s, vacant_since=max(state.vacant_since, now))
         return state, ()
     if state.coordinator is not None:
         if now <= state.patience_until:
@@ -313,12 +311,12 @@ def _stand(state: Election, others: frozenset[PeerId], rank: int, now: float, se
     if state.candidacy is not None:
         if now < state.candidacy.until:
             return state, ()
-        state = replace(state, candidacy=None, vacant_since=now)
+        state = state._replace(candidacy=None, vacant_since=now)
     if now < state.vacant_since + rank * settings.stagger_s:
         return state, ()
     if state.term >= MAX_TERM:
-        state = replace(state, term=0, voted=None, fallen=None)
+        state = state._replace(term=0, voted=None, fallen=None)
     token = Token(state.term + 1, state.me)
     standing = Candidacy(token.term, others | {state.me}, frozenset({state.me}), now + settings.vote_s)
-    state, won = _win_or_wait(replace(state, term=token.term, voted=token, candidacy=standing))
+    state, won = _win_or_wait(state._replace(term=token.term, voted=token, candidacy=standing))
     return state, won or (AskVotes(token.term, others),)

@@ -1,9 +1,14 @@
-"""Who is here, as one peer knows it: the state of `swarm.membership`."""
+"""Who is here, as one peer knows it: the state of `swarm.membership`.
+
+Named tuples, because each beat and each tick makes a new one: they are copied several times faster than frozen data classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fusion_p2p.ids import PeerId
 from fusion_p2p.swarm.settings import SwarmSettings
@@ -14,8 +19,7 @@ DOUBT_S = 60.0
 """A wrong suspicion is held against the observer this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A peer that is here: in which incarnation, when it was last heard, and since when it is suspected.
 
     beaten_at: when its last beat came; gap_s, gap_deviation_s: between its beats, smoothed as TCP does with round trips.
@@ -43,8 +47,7 @@ class Following:
     heard_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(NamedTuple):
     """State: the living, the highest incarnation of those that are gone, and whether all beat to us.
 
     gathering: a roster told from its beginning, of which the last piece has not come; until then we follow the one before.
@@ -52,12 +55,12 @@ class Membership:
     doubt: how often we lately suspected somebody wrongly.
     """
 
-    members: Mapping[PeerId, Member] = field(default_factory=dict)
-    gone: Mapping[PeerId, int] = field(default_factory=dict)
+    members: Mapping[PeerId, Member] = MappingProxyType({})
+    gone: Mapping[PeerId, int] = MappingProxyType({})
     ticked_at: float | None = None
     observing: bool = False
     version: int = 1
-    departed: Mapping[PeerId, int] = field(default_factory=dict)
+    departed: Mapping[PeerId, int] = MappingProxyType({})
     departed_since: int = 0
     following: Following | None = None
     gathering: Following | None = None

@@ -11,7 +11,7 @@ whose suspicions turned out to be wrong is slower to suspect.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from fusion_p2p.ids import PeerId
@@ -160,7 +160,7 @@ def _heard(state: Membership, event: Heard, now: float, settings: SwarmSettings)
         return state, (Ignored(event.peer, reason),)
     if known is None:
         known = Member(event.incarnation, now, event.holds)
-    heard = replace(known, heard_at=now, holds=event.holds, suspected_at=None)
+    heard = known._replace(heard_at=now, holds=event.holds, suspected_at=None)
     if event.sequence is not None:
         heard = _beaten(heard, event.sequence, now, settings)
     return _with_member(_doubting(state, known, now), event.peer, heard)
@@ -169,11 +169,10 @@ def _heard(state: Membership, event: Heard, now: float, settings: SwarmSettings)
 def _beaten(member: Member, sequence: int, now: float, settings: SwarmSettings) -> Member:
     """The member after a beat: the gap before it counts, but one outage is not taken for the rule."""
     if member.beaten_at is None:
-        return replace(member, sequence=sequence, beaten_at=now, gap_s=settings.beat_s)
+        return member._replace(sequence=sequence, beaten_at=now, gap_s=settings.beat_s)
     gap_s = min(now - member.beaten_at, 2 * settings.suspect_after_s)
     error_s = gap_s - member.gap_s
-    return replace(
-        member,
+    return member._replace(
         sequence=sequence,
         beaten_at=now,
         gap_s=member.gap_s + error_s / 8,
@@ -202,7 +201,7 @@ def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSet
     alive = told | {event.source}
     if not state.observing and alive & state.gone.keys():
         # Whom we saw go on our side of a partition, the coordinator hears now; or it is the one itself that we saw go.
-        state = replace(state, gone={peer: gone for peer, gone in state.gone.items() if peer not in alive})
+        state = state._replace(gone={peer: gone for peer, gone in state.gone.items() if peer not in alive})
     for listed in event.members:
         state, more = _listed(state, listed, now, settings)
         actions += more
@@ -235,8 +234,8 @@ def _followed(state: Membership, event: RosterTold, told: frozenset[PeerId], now
         return state, False
     now_known = Following(event.source, event.version, (before - event.gone) | told, now)
     if begins and not event.complete:
-        return replace(state, gathering=now_known), True
-    return replace(state, following=now_known, gathering=None), True
+        return state._replace(gathering=now_known), True
+    return state._replace(following=now_known, gathering=None), True
 
 
 def _why_ignored(state: Membership, peer: PeerId, incarnation: int) -> str | None:
@@ -254,14 +253,14 @@ def _with_member(state: Membership, peer: PeerId, member: Member) -> Step:
     known = state.members.get(peer)
     new = known is None or known.incarnation != member.incarnation
     if known is None or new or known.holds != member.holds:
-        state = replace(state, version=state.version + 1)
-        member = replace(member, version=state.version)
+        state = state._replace(version=state.version + 1)
+        member = member._replace(version=state.version)
     else:
-        member = replace(member, version=known.version)
+        member = member._replace(version=known.version)
     departed = state.departed
     if peer in departed:
         departed = {other: version for other, version in departed.items() if other != peer}
-    return replace(state, members={**state.members, peer: member}, departed=departed), ((Joined(peer),) if new else ())
+    return state._replace(members={**state.members, peer: member}, departed=departed), ((Joined(peer),) if new else ())
 
 
 def _confirmed(state: Membership, peer: PeerId, now: float) -> Step:
@@ -269,7 +268,7 @@ def _confirmed(state: Membership, peer: PeerId, now: float) -> Step:
     if known is None:
         return state, (Ignored(peer, "confirmed too late"),)
     state = _doubting(state, known, now)
-    return replace(state, members={**state.members, peer: replace(known, heard_at=now, suspected_at=None)}), ()
+    return state._replace(members={**state.members, peer: known._replace(heard_at=now, suspected_at=None)}), ()
 
 
 def _doubting(state: Membership, alive: Member, now: float) -> Membership:
@@ -277,7 +276,7 @@ def _doubting(state: Membership, alive: Member, now: float) -> Membership:
     if alive.suspected_at is None:
         return state
     doubt = state.doubt if now - state.doubted_at < DOUBT_S else 0
-    return replace(state, doubt=min(doubt + 1, MAX_DOUBT), doubted_at=now)
+    return state._replace(doubt=min(doubt + 1, MAX_DOUBT), doubted_at=now)
 
 
 def _denied(state: Membership, peer: PeerId, now: float) -> Step:
@@ -300,7 +299,7 @@ def _without(state: Membership, peer: PeerId, incarnation: int) -> Membership:
     gone = {**state.gone, peer: max(incarnation, state.gone.get(peer, -1))}
     while len(gone) > MAX_GONE:
         gone.pop(next(iter(gone)))
-    return _dropped(replace(state, gone=gone), [peer])
+    return _dropped(state._replace(gone=gone), [peer])
 
 
 def _dropped(state: Membership, peers: Iterable[PeerId]) -> Membership:
@@ -313,23 +312,23 @@ def _dropped(state: Membership, peers: Iterable[PeerId]) -> Membership:
     while len(departed) > MAX_GONE:
         since = departed.pop(next(iter(departed)))
     members = {peer: member for peer, member in state.members.items() if peer not in dropped}
-    return replace(state, members=members, version=version, departed=departed, departed_since=since)
+    return state._replace(members=members, version=version, departed=departed, departed_since=since)
 
 
 def _tick(state: Membership, observing: bool, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
     begins = observing and not state.observing
-    state = replace(state, ticked_at=now, observing=observing)
+    state = state._replace(ticked_at=now, observing=observing)
     if begins:
-        state = replace(state, following=None, gathering=None)
+        state = state._replace(following=None, gathering=None)
     if late or begins:
         # We slept, so their beats may lie unread; or they have not begun to beat to us. Either way nobody is accused yet.
-        return replace(state, members={peer: _excused(member, now) for peer, member in state.members.items()}), ()
+        return state._replace(members={peer: _excused(member, now) for peer, member in state.members.items()}), ()
     return _accuse(state, now, settings) if observing else _forget(state, now, settings)
 
 
 def _excused(member: Member, now: float) -> Member:
-    return replace(member, heard_at=now, suspected_at=None, beaten_at=None)
+    return member._replace(heard_at=now, suspected_at=None, beaten_at=None)
 
 
 def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
@@ -340,7 +339,7 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
         if silent_s <= settings.suspect_after_s:
             continue
         if member.suspected_at is None and silent_s > state.patience_s(member, now, settings):
-            state = replace(state, members={**state.members, peer: replace(member, suspected_at=now)})
+            state = state._replace(members={**state.members, peer: member._replace(suspected_at=now)})
             actions.append(Suspected(peer))
         elif member.suspected_at is not None and now - member.suspected_at > settings.confirm_s:
             state = _without(state, peer, member.incarnation)
@@ -351,6 +350,7 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
 def _forget(state: Membership, now: float, settings: SwarmSettings) -> Step:
     earliest = now - settings.heard_lately_s
     rosters = [known for known in (state.following, state.gathering) if known is not None and known.heard_at >= earliest]
-    listed = frozenset[PeerId]().union(*(known.peers for known in rosters))
-    lost = [peer for peer, member in state.members.items() if member.heard_at < earliest and peer not in listed]
+    lost = [peer for peer, member in state.members.items() if member.heard_at < earliest]
+    for known in rosters:
+        lost = [peer for peer in lost if peer not in known.peers]
     return _dropped(state, lost), tuple(Gone(peer, "not heard lately by anybody") for peer in lost)

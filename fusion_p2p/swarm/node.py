@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from fusion_p2p.ids import PeerId
@@ -27,7 +27,7 @@ class Node:
 
     incarnation: int
     election: Election
-    membership: Membership = field(default_factory=Membership)
+    membership: Membership
 
     @property
     def me(self) -> PeerId:

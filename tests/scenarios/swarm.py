@@ -58,9 +58,11 @@ class Swarm:
         self.log: list[str] = []
         self.broken: list[str] = []
         self.replays = Replays(random.Random(seed), {SWARM_PROTOCOL: duplicates}, REPLAY_WITHIN_S)
-        # A seal is as good for one peer as for another; checking it costs more than all else here.
-        self._checked_once = mock.patch.object(
-            acquaintances, "unseal", functools.lru_cache(4 * MAX_PEERS)(acquaintances.unseal)
+        # A sealed announcement is as good for one peer as for another; checking it costs more than all else here.
+        self._checked_once = mock.patch.multiple(
+            acquaintances,
+            unseal=functools.lru_cache(4 * MAX_PEERS)(acquaintances.unseal),
+            decode_announcement=functools.lru_cache(4 * MAX_PEERS)(acquaintances.decode_announcement),
         )
         self._nowhere = contextvars.copy_context()
         self._group_of: dict[PeerId, int] = {}
@@ -228,7 +230,7 @@ class Swarm:
             said = sorted(f"{peer[-4:]} follows {token.peer[-4:] if token else 'nobody'}" for peer, token in tokens.items())
             return ", ".join(said)
         for peer in [*leaders, *sorted(component)]:
-            seen = {present.peer for present in self.machines[peer].presence.members()}
+            seen = self.machines[peer].presence.peers
             if seen != component:
                 role = "coordinator" if peer in leaders else "follower"
                 missing, extra = sorted(p[-4:] for p in component - seen), sorted(p[-4:] for p in seen - component)

@@ -105,7 +105,7 @@ VOTED = after(awake(), VoteAsked(Token(4, B)), 0.0)
         (VOTED, Token(4, B), 0.0, None),
         (VOTED, Token(4, C), 0.0, "voted for b in term 4"),
         (VOTED, Token(5, C), 0.0, None),
-        (replace(awake(), coordinator=Token(2, A), term=2), Token(9, B), 99.0, "a coordinates"),
+        (awake()._replace(coordinator=Token(2, A), term=2), Token(9, B), 99.0, "a coordinates"),
     ],
 )
 def test_votes(state: Election, candidate: Token, now: float, says: str | None) -> None:
@@ -145,10 +145,10 @@ def test_a_coordinator_that_says_goodbye_is_replaced_at_once() -> None:
 
 @pytest.mark.row(13)
 def test_the_lower_token_steps_down() -> None:
-    low = replace(awake(), coordinator=Token(2, A), term=2)
+    low = awake()._replace(coordinator=Token(2, A), term=2)
     _, actions = step(low, ToldOfCoordinator(Token(2, B)), 0.0, WAN)
     assert actions == (SteppedDown(Token(2, A), "b coordinates in term 2"), Followed(Token(2, B)))
-    high = replace(awake(), coordinator=Token(3, A), term=3)
+    high = awake()._replace(coordinator=Token(3, A), term=3)
     same, actions = step(high, HeardCoordinator(Token(2, B)), 0.0, WAN)
     assert actions == ()
     assert same.coordinating
@@ -183,7 +183,7 @@ def test_the_place_in_the_queue() -> None:
     assert node.candidate_rank(state, node.Tick(True, frozenset())) == 3
     assert node.candidate_rank(state, node.Tick(False, frozenset({D}))) == 0
     assert node.candidate_rank(state, node.Tick(False, frozenset({A}))) == 2
-    fallen = replace(state, election=replace(state.election, fallen=Token(1, D)))
+    fallen = replace(state, election=state.election._replace(fallen=Token(1, D)))
     assert node.candidate_rank(fallen, node.Tick(False, frozenset())) == 0
 
 

@@ -160,7 +160,7 @@ def _suspected_after(gaps: list[float], wrong: int = 0) -> float:
         now += gap
         events += [(now, WATCHING), (now, beat(sequence=sequence))]
     state, _ = play(events)
-    state = replace(state, doubt=wrong, doubted_at=now)
+    state = state._replace(doubt=wrong, doubted_at=now)
     for tenth in range(1, 200):
         state, actions = play([(now + tenth / 10, WATCHING)], state)
         if Suspected(A) in actions:
