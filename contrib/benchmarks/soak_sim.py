@@ -57,8 +57,8 @@ def scenarios(small: int, large: int, jobs: int, first: int) -> dict[str, float]
 def _outcomes(blocks: list[Block]) -> Iterator[tuple[Outcomes, float]]:
     """What became of each block, and the seconds of processor time it took: those played before first, then the others."""
     made_of = _made_of()
-    before = {key: rest for key, *rest in _played(made_of)}
-    yield from ((outcomes, seconds) for block in blocks if (kept := before.get(block)) for outcomes, seconds in [kept])
+    before = {block: (outcomes, seconds) for block, outcomes, seconds in _played(made_of)}
+    yield from (before[block] for block in blocks if block in before)
     # New processes, all with the same order of sets: a seed then means the same everywhere.
     os.environ["PYTHONHASHSEED"] = "0"
     PLAYED.parent.mkdir(exist_ok=True)
