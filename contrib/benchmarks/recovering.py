@@ -53,9 +53,10 @@ def measure() -> dict[str, float]:
             run = folder / "run"
             with LedgerWatch(run) as watch, population.start_owner(run, MODEL) as owner:
                 trial = Trial(population, run, watch, owner)
+                # First: who coordinates now is elected among those without a slice as long as no slice moves.
+                delays = [trial.kill_coordinator() for _ in range(COORDINATORS)]
                 kills = [trial.kill() for _ in range(KILLS)]
                 freezes = [trial.freeze() for _ in range(FREEZES)]
-                delays = [trial.kill_coordinator() for _ in range(COORDINATORS)]
     show({"kill -9, to the first commit": kills, "SIGSTOP, until it is given up": freezes, "coordinator": delays})
     return {
         "recovery_seconds_median": statistics.median(kills),
