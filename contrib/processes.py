@@ -18,6 +18,8 @@ from types import TracebackType
 
 ADDRESS = re.compile(r"/ip4/[\d.]+/tcp/\d+/p2p/\w+")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+START_S = 90.0
+"""A process imports torch and hivemind first: 4 s on a quiet machine, many times that on a busy one."""
 
 
 class ProgramFailed(Exception):
@@ -139,7 +141,7 @@ def start_bootstrap(state: Path, *arguments: str) -> tuple[Program, str]:
         *arguments,
     )
     try:
-        return node, node.wait_for(ADDRESS, 40.0).group()
+        return node, node.wait_for(ADDRESS, START_S).group()
     except BaseException:
         node.end()
         raise

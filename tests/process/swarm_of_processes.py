@@ -21,13 +21,11 @@ import psutil
 import torch
 
 from contrib.benchmarks.swarm import Swarm, running_swarm
-from contrib.processes import Program, fusion_peer, processes_of, start_peer, wait_until_gone
+from contrib.processes import START_S, Program, fusion_peer, processes_of, start_peer, wait_until_gone
 from fusion_p2p.device.rates import rates
 from fusion_p2p.ids import PeerId
 from fusion_p2p.monitor.text import peer_name
 
-START_S = 60.0
-"""A process imports torch and hivemind first: 4 s on a quiet machine."""
 RUN_S = 90.0
 EXIT_S = 5.0
 """Whoever is asked to leave, or killed, is gone within this, with its daemon and its relay."""
