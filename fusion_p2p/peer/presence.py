@@ -284,6 +284,8 @@ class Presence:
                     self._spawn(self._questions.beat(peer))
             case election.Followed() | membership.Untold():
                 self._beat_now.set()
+            case election.Rumoured(token):
+                self._spawn(self._questions.beat(token.peer))
             case membership.Suspected(peer):
                 self._spawn(self._questions.confirm(peer, self._observers(peer)))
             case node.Returned():

@@ -5,7 +5,8 @@
       holders, directly reachable first, longest here first. So the first candidate usually stands alone.
     * A majority is counted over the peers heard lately; one peer alone is a swarm of one.
     * After a partition heals there are two coordinators: the one with the lower token steps down when it hears of the higher.
-    * What others tell of a coordinator counts only until we found it silent ourselves; what it says itself always counts.
+    * What others tell of a coordinator counts only until we found it, or a later one, silent ourselves; then we ask it. What
+      it says itself always counts.
     * Terms grow by steps. A term that leaps is a lie and is ignored, except as the first that a newcomer hears.
 
 Election keeps the swarm live. That a run stays right is the owner's part: it obeys only the highest token it has seen.
@@ -52,7 +53,7 @@ class Election(NamedTuple):
 
     term: the highest seen. voted: the newest vote given. heard_at: when the coordinator spoke to us itself, -inf before.
     patience_until: until then it may stay silent. vacant_since: from when on the places in the queue of candidates count.
-    fallen: the highest token found silent.
+    fallen: the highest token found silent. rumour_at: when we last asked one that is no higher whether it coordinates.
     """
 
     me: PeerId
@@ -66,6 +67,7 @@ class Election(NamedTuple):
     fallen: Token | None = None
     candidacy: Candidacy | None = None
     ticked_at: float | None = None
+    rumour_at: float = -math.inf
 
     @property
     def coordinating(self) -> bool:
@@ -152,6 +154,13 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
+class Rumoured:
+    """Others say that it coordinates, and we follow nobody: ask it itself."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
 class SteppedDown:
     token: Token
     reason: str
@@ -163,7 +172,7 @@ class Lost:
     reason: str
 
 
-Action = AskVotes | AnswerVote | Elected | Followed | SteppedDown | Lost
+Action = AskVotes | AnswerVote | Elected | Followed | Rumoured | SteppedDown | Lost
 Step = tuple[Election, tuple[Action, ...]]
 
 
@@ -180,7 +189,7 @@ def step(state: Election, event: Event, now: float, settings: SwarmSettings) -> 
         case HeardCoordinator(token):
             return _heard(state, token, now, settings)
         case ToldOfCoordinator(token, alive):
-            return _told(state, token, alive, now + settings.suspect_after_s)
+            return _told(state, token, alive, now, settings)
         case CoordinatorGone(peer):
             return _gone(state, peer, now, settings)
         case VoteAsked(candidate):
@@ -205,15 +214,22 @@ def _heard(state: Election, token: Token, now: float, settings: SwarmSettings) -
     return state._replace(heard_at=now, patience_until=now + settings.suspect_after_s), actions
 
 
-def _told(state: Election, token: Token, alive: bool, patience_until: float) -> Step:
+def _told(state: Election, token: Token, alive: bool, now: float, settings: SwarmSettings) -> Step:
     state = state._replace(term=max(state.term, token.term))
     if token.peer == state.me or (state.coordinator is not None and token <= state.coordinator):
         return state, ()
     if not alive and state.fallen is not None and token <= state.fallen:
-        return state, ()
+        return _rumoured(state, token, now, settings)
     state, actions = _follow(state, token)
     # Hearsay earns patience, but no vote is refused because of it: else two peers could talk each other out of an election.
-    return state._replace(heard_at=-math.inf, patience_until=patience_until), actions
+    return state._replace(heard_at=-math.inf, patience_until=now + settings.suspect_after_s), actions
+
+
+def _rumoured(state: Election, token: Token, now: float, settings: SwarmSettings) -> Step:
+    """After a partition, ours may have had later terms than the one that all others here follow."""
+    if state.coordinator is not None or now - state.rumour_at < settings.beat_s:
+        return state, ()
+    return state._replace(rumour_at=now), (Rumoured(token),)
 
 
 def _follow(state: Election, token: Token) -> Step:

@@ -14,6 +14,8 @@ from tests.scenarios.playing import play_many, settle
 from tests.scenarios.swarm import Swarm
 
 BLOCKS, SMALL, LARGE = 10, 50, 2
+BROKE_ONCE = [(1_000_004, 60, 60)]
+"""A partition left two peers among followers of a coordinator whose term was lower than that of the one they had lost."""
 CROWD, CHANGES_IN_A_PIECE = 24, 5
 
 
@@ -25,6 +27,12 @@ def test_nothing_that_peers_owe_each_other_breaks_under_faults(block: int) -> No
     """500 swarms of 5 to 9 peers and 20 of 60."""
     outcomes = [*play_many(block * SMALL, SMALL, 5, 9), *play_many(block * LARGE, LARGE, 60, 60)]
     assert not [outcome.explain() for outcome in outcomes if outcome.broken]
+
+
+@pytest.mark.parametrize(("seed", "fewest", "most"), BROKE_ONCE)
+@pytest.mark.timeout(240)
+def test_what_broke_once_breaks_no_more(seed: int, fewest: int, most: int) -> None:
+    assert not [outcome.explain() for outcome in play_many(seed, 1, fewest, most) if outcome.broken]
 
 
 def test_a_new_coordinator_whose_roster_comes_in_pieces_makes_nobody_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from fusion_p2p.swarm.election import (
     Followed,
     HeardCoordinator,
     Lost,
+    Rumoured,
     SteppedDown,
     Tick,
     Token,
@@ -130,10 +131,22 @@ def test_hearsay_earns_patience_but_refuses_no_vote() -> None:
 def test_a_silent_coordinator_is_lost_and_hearsay_does_not_bring_it_back() -> None:
     state, actions = step(FOLLOWING, Tick(OTHERS, 0), WAN.suspect_after_s + 0.1, WAN)
     assert actions == (Lost(Token(3, D), "not heard for 3 s"),)
-    assert step(state, ToldOfCoordinator(Token(3, D)), 4.0, WAN)[1] == ()
+    assert step(state, ToldOfCoordinator(Token(3, D)), 4.0, WAN)[0].coordinator is None
     assert step(state, ToldOfCoordinator(Token(3, D), alive=True), 4.0, WAN)[1] == (Followed(Token(3, D)),)
     assert step(state, HeardCoordinator(Token(3, D)), 4.0, WAN)[1] == (Followed(Token(3, D)),)
     assert step(state, ToldOfCoordinator(Token(4, C)), 4.0, WAN)[1] == (Followed(Token(4, C)),)
+
+
+def test_a_coordinator_of_a_lower_term_than_the_one_lost_is_asked_itself_once_a_beat() -> None:
+    state, _ = step(FOLLOWING, Tick(OTHERS, 0), WAN.suspect_after_s + 0.1, WAN)
+    told = ToldOfCoordinator(Token(2, B))
+    state, actions = step(state, told, 4.0, WAN)
+    assert actions == (Rumoured(Token(2, B)),)
+    assert step(state, told, 4.9, WAN)[1] == ()
+    assert step(state, told, 4.0 + WAN.beat_s, WAN)[1] == (Rumoured(Token(2, B)),)
+    state, actions = step(state, HeardCoordinator(Token(2, B)), 4.1, WAN)
+    assert actions == (Followed(Token(2, B)),)
+    assert step(state, told, 9.0, WAN)[1] == ()
 
 
 def test_a_coordinator_that_says_goodbye_is_replaced_at_once() -> None:

@@ -51,7 +51,7 @@ class SwarmMachine(RuleBasedStateMachine):
             case election.Elected():
                 for other in PEERS:
                     self.beat_to(peer, other)
-            case election.Followed(token):
+            case election.Followed(token) | election.Rumoured(token):
                 self.beat_to(peer, token.peer)
             case membership.Suspected(suspect):
                 reached = suspect in self.nodes
