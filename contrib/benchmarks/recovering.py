@@ -31,6 +31,9 @@ FREEZES = 4
 COORDINATORS = 3
 ATTEMPTS = 5
 LIMIT_S = 60.0
+MISSED_S = 10.0
+"""Anything that a coordinator is needed for is missed within this time. It is started again only then: starting takes the
+processors from those who train here."""
 POLL_S = 0.05
 COPIES = re.compile(r"copies of step \d+: (\d+) of \1 slices")
 TELLING = re.compile(r"copies|new plan|going back|going on|epoch=\d+ broken")
@@ -104,10 +107,10 @@ class Trial:
         coordinator = self._coordinator_without_slice()
         usual_s, begin = usual_step_s(self._watch.noted[-20:]), time.monotonic()
         coordinator.program.process.kill()
-        time.sleep(10.0)  # the time in which anything that it was needed for would be missed
+        time.sleep(MISSED_S)
+        delay = max(0.0, longest_wait_s(self._watch.noted, begin, time.monotonic()) - usual_s)
         coordinator.program.process.wait()
         self._population.restart(coordinator)
-        delay = max(0.0, longest_wait_s(self._watch.noted, begin, time.monotonic()) - usual_s)
         print(f"kill -9 of the coordinator {coordinator.name}: {delay:.2f} s", flush=True)
         return delay
 
