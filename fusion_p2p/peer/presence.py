@@ -19,6 +19,7 @@ from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
+from fusion_p2p.peer.loneliness import Loneliness
 from fusion_p2p.peer.presence_messages import Present
 from fusion_p2p.peer.swarm_questions import SwarmQuestions
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
@@ -41,8 +42,6 @@ from fusion_p2p.wire.swarm_messages import (
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
-ALONE_S = 20.0
-"""After so long without anybody a peer says what it listens on, what it dialled and what came back."""
 FIRST_LOOKUP_PATIENCE_S = 10.0
 """How long a peer whose directory does not answer holds back from an election it may not be needed in."""
 OBSERVERS = 2
@@ -74,8 +73,7 @@ class Presence:
         self._beat_now = asyncio.Event()
         self._looked_up = asyncio.Event()
         self._elected_at = 0.0
-        self._alone_since: float | None = None
-        self._told_alone = False
+        self._loneliness = Loneliness(transport, self._others, profile.network, clock)
         self._service = SwarmService(self._view, self._others, self._step, settings)
         self._questions = SwarmQuestions(self._view, self._others, self._step, settings)
 
@@ -199,28 +197,10 @@ class Presence:
                 self._view.continue_after(self._others.sequence(self.me))
                 self._looked_up.set()
             alone = not self._view.node.membership.members
-            self._notice_alone(alone)
+            self._loneliness.notice(alone=alone)
             longest_s = max(self._settings.lookup_s, len(self._others.peers) / LOOKED_UP_PER_S)
             wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, longest_s)
             await asyncio.sleep(wait_s)
-
-    def _notice_alone(self, alone: bool) -> None:
-        if not alone:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = self._clock.now()
-        elif not self._told_alone and self._clock.now() - self._alone_since >= ALONE_S:
-            self._told_alone = True
-            for line in self.why_alone():
-                logger.warning("%s", line)
-
-    def why_alone(self) -> tuple[str, ...]:
-        """What this peer listens on, whom it dialled, and what came back, a line each."""
-        listening = f"nobody else heard yet; listening on {', '.join(self._transport.addresses)}"
-        reasons = self._others.why_silent()
-        if not reasons and self._others.peers <= {self.me}:
-            reasons = (f"no other peer is announced on network {self._view.profile.network!r}",)
-        return (listening, *reasons)
 
     async def _tick(self) -> None:
         await _either(self._looked_up, FIRST_LOOKUP_PATIENCE_S)
