@@ -20,12 +20,19 @@ import torch
 from torch import Tensor
 
 from fusion_p2p.compress.dense import from_bytes, to_bytes, to_device
-from fusion_p2p.compress.quantising import decode_int4, decode_int8, encode_int4, encode_int8
+from fusion_p2p.compress.quantising import (
+    decode_int4,
+    decode_int4_of_channels,
+    decode_int8,
+    encode_int4,
+    encode_int4_of_channels,
+    encode_int8,
+)
 from fusion_p2p.compress.sparse import SparseCoder, decode_fp16, encode_fp16
 from fusion_p2p.errors import WireError
 from fusion_p2p.graph.opset import TORCH_DTYPES
 from fusion_p2p.graph.schema import TensorType
-from fusion_p2p.wire.codecs import SPARSE, CodecSpec, accepts, effective
+from fusion_p2p.wire.codecs import SPARSE, CodecSpec, accepts, channel_dimension, described_channels, effective, payload_bytes
 from fusion_p2p.wire.frames import Moment
 
 Buffer = bytes | bytearray | memoryview
@@ -50,7 +57,7 @@ class EdgeCodec:
 
     def __init__(self, spec: CodecSpec, type: TensorType, device: torch.device, key: tuple[int, int, int] = (0, 0, 0)) -> None:
         self._spec, self._type, self._device, self._key = effective(spec, type), type, device, key
-        self._coder = _coder(self._spec, type.num_elements, device)
+        self._coder = _coder(self._spec, type, device)
         self._kept: dict[Moment, Tensor | None] = {}
 
     @property
@@ -184,8 +191,29 @@ class _Blockwise:
         return self._decode(to_device(data, self._device), self._count), None
 
 
-def _coder(spec: CodecSpec, count: int, device: torch.device) -> Coder | None:
+class _Channelwise:
+    """Values of a type with their channels described; gradients, of which little is known beforehand, in plain blocks."""
+
+    def __init__(self, type: TensorType, device: torch.device) -> None:
+        place = channel_dimension(type)
+        before, behind = math.prod(type.shape[:place]), math.prod(type.shape[place + 1 :])
+        self._shape, self._device = (before, type.shape[place], behind), device
+        self._gradient_bytes = payload_bytes(CodecSpec("int4"), type, backward=True)[0]
+
+    def encode(self, flat: Tensor, seed: int | None) -> tuple[Tensor, None] | None:
+        data = encode_int4_of_channels(flat.view(self._shape)) if seed is None else encode_int4(flat, seed)
+        return None if data is None else (data, None)
+
+    def decode(self, data: Tensor) -> tuple[Tensor, None]:
+        moved = to_device(data, self._device)
+        if len(data) == self._gradient_bytes:
+            return decode_int4(moved, math.prod(self._shape)), None
+        return decode_int4_of_channels(moved, self._shape), None
+
+
+def _coder(spec: CodecSpec, type: TensorType, device: torch.device) -> Coder | None:
     """What codes a family; None sends every element as it is."""
+    count = type.num_elements
     if spec.family in SPARSE:
         return SparseCoder(spec, count, device)
     match spec.family:
@@ -195,6 +223,8 @@ def _coder(spec: CodecSpec, count: int, device: torch.device) -> Coder | None:
             return _Cast(encode_fp16, decode_fp16, device)
         case "int8":
             return _Blockwise(encode_int8, decode_int8, count, device)
+        case "int4" if described_channels(type):
+            return _Channelwise(type, device)
         case "int4":
             return _Blockwise(encode_int4, decode_int4, count, device)
     return None

@@ -4,7 +4,8 @@ A codec is written in a plan as text:
 
     none                          every element as it is
     bf16, fp16                    two bytes per element
-    int8, int4                    blocks of 64 with one scale; int4 rotates each block first
+    int8, int4                    blocks of 64 with one scale; int4 rotates each block first, and takes out of a large value
+                                  what is known of its channels, their means and spreads
     topk:RATIO[:VALUES]           the n // RATIO largest elements; the gradient reuses the mask and sends no indices
     topk-independent:RATIO[:VALUES]   the gradient chooses its own largest elements (for comparison: it trains badly)
     topk-paper:RATIO              as before, written as float32 and int64: 12 bytes per kept element, the size AdaTopK assumes
@@ -31,6 +32,8 @@ SPARSE = frozenset({"topk", "topk-independent", "topk-paper"})
 VALUE_FORMATS: tuple[str, ...] = ("fp32", "fp16", "int8")
 BLOCK = 64
 """Elements that share a scale."""
+CHANNEL_ELEMENTS = 128
+"""From so many elements per channel on, `int4` sends the mean and spread of each channel of a value with it."""
 SELECTION_BLOCK = 1 << 22
 """A larger tensor is divided into blocks of so many elements, and each keeps its own share: selection stays cheap."""
 MAGNITUDE_BITS, SCALE_BYTES = 6, 2
@@ -114,7 +117,7 @@ def effective(spec: CodecSpec, type: TensorType) -> CodecSpec:
     """The codec that really carries values of a type: `spec`, or none where it does not apply or would not pay."""
     if spec.family == "none" or type.dtype not in _FLOATS or not type.grad or not type.shape or not type.num_elements:
         return NONE
-    largest = max(_sizes(spec, type.num_elements, backward=backward)[1] for backward in (False, True))
+    largest = max(_sizes(spec, type, backward=backward)[1] for backward in (False, True))
     return spec if largest < type.num_bytes else NONE
 
 
@@ -131,7 +134,7 @@ def backward_bytes(spec: CodecSpec, type: TensorType) -> int:
 def payload_bytes(spec: CodecSpec, type: TensorType, *, backward: bool) -> tuple[int, int]:
     """The least and the most bytes of a payload; the same number twice where the size is exact."""
     chosen = effective(spec, type)
-    return (type.num_bytes,) * 2 if chosen.family == "none" else _sizes(chosen, type.num_elements, backward=backward)
+    return (type.num_bytes,) * 2 if chosen.family == "none" else _sizes(chosen, type, backward=backward)
 
 
 def accepts(spec: CodecSpec, type: TensorType, num_bytes: int, *, backward: bool) -> bool:
@@ -167,6 +170,17 @@ def unary_limit(num_elements: int, kept: int) -> int:
     return kept + ((num_elements - kept) >> remainder_bits(num_elements, kept))
 
 
+def described_channels(type: TensorType) -> int:
+    """The channels whose means and spreads `int4` sends with a value; 0 where they have too few elements to be worth it."""
+    channels = type.shape[channel_dimension(type)] if type.shape else 0
+    return channels if channels and type.num_elements >= CHANNEL_ELEMENTS * channels else 0
+
+
+def channel_dimension(type: TensorType) -> int:
+    """The dimension that counts channels: the second of images, the last of everything else."""
+    return 1 if len(type.shape) == 4 else len(type.shape) - 1
+
+
 def num_blocks(num_elements: int) -> int:
     """Blocks of BLOCK elements, the last one perhaps shorter."""
     return -(-num_elements // BLOCK)
@@ -187,8 +201,9 @@ def packed_bytes(count: int, width: int) -> int:
     return (count * width + 7) // 8
 
 
-def _sizes(spec: CodecSpec, n: int, *, backward: bool) -> tuple[int, int]:
-    """Least and most bytes of n elements under a codec that applies."""
+def _sizes(spec: CodecSpec, type: TensorType, *, backward: bool) -> tuple[int, int]:
+    """Least and most bytes of a value, or of its gradient, under a codec that applies."""
+    n = type.num_elements
     match spec.family:
         case "bf16":
             return (2 * n,) * 2
@@ -197,7 +212,8 @@ def _sizes(spec: CodecSpec, n: int, *, backward: bool) -> tuple[int, int]:
         case "int8":
             return (n + SCALE_BYTES * num_blocks(n),) * 2
         case "int4":
-            return ((BLOCK // 2 + SCALE_BYTES) * num_blocks(n),) * 2
+            described = 0 if backward else 2 * SCALE_BYTES * described_channels(type)
+            return (described + (BLOCK // 2 + SCALE_BYTES) * num_blocks(n),) * 2
     kept = kept_elements(n, spec.ratio)
     if spec.family == "topk-paper":
         return (PAPER_BYTES * kept,) * 2

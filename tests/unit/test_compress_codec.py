@@ -278,6 +278,26 @@ def both_again(spec: str, value: Tensor, moment: Moment, sender: EdgeCodec) -> m
     return reader.encode_backward(moment, value)
 
 
+@pytest.mark.parametrize("shape", [(4, 64, 96), (32, 96, 8, 8)], ids=["last", "images"])
+def test_int4_spends_no_codes_on_what_is_known_of_channels(shape: tuple[int, ...]):
+    along = (96,) if len(shape) == 3 else (96, 1, 1)
+    chance = random(*shape)
+    spreads, means = torch.exp(random(96, seed=1)).view(along), 20 * random(96, seed=2).view(along)
+    lost = (crossed("int4", chance * spreads + means)[0] - means) / spreads - chance
+    others = tuple(place for place in range(len(shape)) if shape[place] != 96)
+    assert float(lost.square().mean(others).max().sqrt()) < 0.15
+
+
+def test_sixteen_codes_lose_less_than_fifteen_and_zeros_nothing():
+    flat = random(1 << 14)
+    flat[:640] = 0
+    received, _ = crossed("int4", flat)
+    assert torch.equal(received[:640], flat[:640])
+    peaks = (flat.view(-1, 64) @ rotation(CPU)).abs().amax(1)[10:]
+    fifteen = float((peaks / 7).square().mean() / 12)
+    assert float((received - flat)[640:].square().mean()) < 0.92 * fifteen
+
+
 def test_dithers_are_evenly_spread_and_differ_between_seeds():
     one, other = dithers(200_000, 5, CPU), dithers(200_000, 1_000_003, CPU)
     assert float(one.min()) >= 0

@@ -78,6 +78,16 @@ def test_sizes_computed_by_hand(text: str, forward: int, backward: int):
 
 
 @pytest.mark.parametrize(
+    ("shape", "described"), [((2, 64, 96), 96), ((127, 96), 0), ((32, 8, 16, 16), 8), ((4096,), 0)], ids=str
+)
+def test_int4_describes_channels_that_have_many_elements(shape: tuple[int, ...], described: int):
+    type_ = TensorType(shape, "float32", True)
+    plain = 34 * codecs.num_blocks(type_.num_elements)
+    assert forward_bytes(parse("int4"), type_) == plain + 4 * described
+    assert backward_bytes(parse("int4"), type_) == plain
+
+
+@pytest.mark.parametrize(
     "type_",
     [
         TensorType((8, 128), "int64", True),
