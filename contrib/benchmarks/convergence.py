@@ -1,8 +1,8 @@
 """Losses after equal steps through codecs and cut layers, with the real slices and codecs, and the time to a given loss.
 
-A byte model with four blocks of attention that sees four positions, on the standard library's own text, one block per slice:
-depth matters, so what crosses the three cuts does. The controls show that: models of one and two blocks, and one whose cuts
-carry nothing though the reader of each knows tokens and positions. A ResNet on digits beside it.
+A byte model with four blocks of attention that sees two positions, on the standard library's own text, one block per slice:
+depth matters, so what crosses the three cuts does. The controls show that: models of one and two of the blocks, and one whose
+cuts carry nothing though the reader of each knows tokens and positions. A ResNet on digits beside it.
 
 Runs of one seed begin with equal weights and see equal batches; figures are mean relative differences to `dense`, paired by
 seed. Losses are those of the model as exported: without codecs, with the cut layers and masks that are part of it. Times on
@@ -10,6 +10,7 @@ links are simulated from each case's own bytes and the seconds that slices compu
 
     python -m contrib.benchmarks.convergence            all of it; runs that were made before are taken from bench-results
     python -m contrib.benchmarks.convergence --quick    a few steps of dense, int8 and a control
+    python -m contrib.benchmarks.convergence --window-4 the losses of a wider model whose attention sees four positions
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from contrib.benchmarks.convergence_cases import (
     DIGITS,
     SLICES,
     TEXT,
+    WINDOW_4,
     Case,
     Result,
     Settings,
@@ -62,6 +64,8 @@ TARGET_AT = 0.75
 QUICK = Settings(
     width=64, context=32, micro_batch_size=8, steps=60, warmup=10, peak=3e-3, curve_every=60, curve_batches=8, final_batches=8
 )
+CONTROLS = ("control", "one_layer", "two_layers")
+"""All must be clearly worse than `dense`: where depth, and what crosses cuts, hardly matter, codecs cannot do harm."""
 Results = Mapping[str, Sequence[Result]]
 
 
@@ -79,12 +83,19 @@ def measure(only: Sequence[str] = ()) -> dict[str, float]:
     return figures
 
 
-def run_all(cases: Iterable[Case]) -> dict[str, list[Result]]:
+def measure_window_4(only: Sequence[str] = ()) -> None:
+    """The text model once more where depth matters less: printed, held to nothing."""
+    chosen = [case for case in text_cases(WINDOW_4) if not only or case.name in only]
+    found = run_all(chosen, WINDOW_4, RUNS / "window-4")
+    print_cases("Text: byte model, 4 slices, window 4", chosen, found, "dense")
+
+
+def run_all(cases: Iterable[Case], text: Settings = TEXT, folder: Path = RUNS) -> dict[str, list[Result]]:
     """Each case with each of its seeds, side by side on two cores."""
     pairs = [(case, seed) for case in cases for seed in case.seeds]
     found: dict[str, list[Result]] = {}
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        tasks = [pool.submit(remembered, case, seed, _settings(case), RUNS) for case, seed in pairs]
+        tasks = [pool.submit(remembered, case, seed, DIGITS if _on_digits(case) else text, folder) for case, seed in pairs]
         for (case, seed), task in zip(pairs, tasks, strict=True):
             result = task.result()
             found.setdefault(case.name, []).append(result)
@@ -97,10 +108,6 @@ def quick() -> dict[str, float]:
     cases = (Case("dense", ""), Case("int8", "", ((0.0, ("int8",)),)), Case("control", "", ((0.0, (NOTHING,)),)))
     found = {case.name: [run(case, 0, QUICK)] for case in cases}
     return losses(found)
-
-
-def _settings(case: Case) -> Settings:
-    return DIGITS if _on_digits(case) else TEXT
 
 
 def _on_digits(case: Case) -> bool:
@@ -118,7 +125,7 @@ def losses(found: Results) -> dict[str, float]:
         if math.isfinite(worse):
             figures[f"loss_{name}"] = worse
             figures[f"ratio_{name}"] = statistics.fmean(result.ratio for result in found[name])
-    controls = [figures[f"loss_{name}"] for name in ("control", "one_layer") if f"loss_{name}" in figures]
+    controls = [figures[f"loss_{name}"] for name in CONTROLS if f"loss_{name}" in figures]
     if controls:
         figures["control_worse"] = min(controls)
     if {"bottleneck_31x", "cut_embedding"} <= found.keys():
@@ -271,8 +278,12 @@ def main() -> int:
     """Print and keep the figures; 1 when one does not hold."""
     parser = argparse.ArgumentParser(description="Losses through codecs and cut layers.")
     parser.add_argument("--quick", action="store_true", help="a few steps of dense, int8 and a control")
+    parser.add_argument("--window-4", action="store_true", help="the text model with attention to four positions: losses only")
     parser.add_argument("--only", nargs="+", default=(), metavar="CASE", help="only these cases")
     given = parser.parse_args()
+    if given.window_4:
+        measure_window_4(given.only)
+        return 0
     figures = quick() if given.quick else measure(given.only)
     if not given.quick:
         write_figures(TARGET, figures)

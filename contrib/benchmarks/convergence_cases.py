@@ -50,7 +50,10 @@ class Settings:
     final_batches: int = 48
 
 
-TEXT = Settings()
+TEXT = Settings(width=96, context=32, window=2, micro_batch_size=64, peak=3e-3)
+"""Four blocks see five bytes and two see three, which is too few; steps of 4 KB at a high rate are enough to learn that."""
+WINDOW_4 = Settings()
+"""Two blocks see seven bytes already, and 600 steps of 2 KB teach four blocks hardly more: depth matters little."""
 DIGITS = Settings(
     model="resnet", micro_batch_size=32, steps=200, warmup=20, peak=2e-3, curve_every=25, curve_batches=5, final_batches=5
 )
@@ -109,7 +112,7 @@ def text_cases(settings: Settings = TEXT) -> tuple[Case, ...]:
         Case("cut_embedding", "dense fp32, cut embedding", cut_layers=side),
         Case("control", "cuts carry nothing, cut embedding", ((0.0, (NOTHING,)),), side),
         Case("one_layer", "dense fp32, 1 layer", layers=1),
-        Case("two_layers", "dense fp32, 2 layers", layers=2, seeds=(0,)),
+        Case("two_layers", "dense fp32, 2 layers", layers=2),
         Case("bf16", "bf16", ((0.0, ("bf16",)),), seeds=(0,)),
         Case("16x_rung", "topk 16x, last quarter int8", ((0.0, (keeping(width, many),)), (0.75, ("int8",))), seeds=(0,)),
         Case("adatopk_100", "AdaTopK 100 literal", ((0.0, ("topk-paper:6", "topk-paper:300", "topk-paper:30")),), seeds=(0,)),

@@ -10,7 +10,7 @@ import pytest
 
 from contrib.benchmarks import convergence, convergence_cases
 from contrib.benchmarks.convergence import QUICK, losses, quick, step_reaching, step_s, time_to
-from contrib.benchmarks.convergence_cases import TEXT, Case, Result, digit_cases, remembered, text_cases
+from contrib.benchmarks.convergence_cases import TEXT, WINDOW_4, Case, Result, Settings, digit_cases, remembered, text_cases
 from contrib.benchmarks.report import MUST
 from fusion_p2p.wire.codecs import parse
 
@@ -22,17 +22,19 @@ def result(case: str = "dense", seed: int = 0, exported: float = 2.0, num_bytes:
     return Result(case, seed, exported, exported, CURVE, 12 * num_bytes, 1.0, [0.01] * 4, [0.02] * 4, [(1, sizes, sizes)])
 
 
-def test_differences_are_paired_by_seed_and_the_weaker_control_counts():
+def test_differences_are_paired_by_seed_and_the_weakest_control_counts():
     found = {
         "dense": [result(seed=0, exported=2.0), result(seed=1, exported=1.0)],
         "int8": [result("int8", 0, 2.2), result("int8", 1, 1.0)],
         "control": [result("control", 0, 3.0)],
         "one_layer": [result("one_layer", 1, 1.25)],
+        "two_layers": [result("two_layers", 0, 2.4), result("two_layers", 1, 1.08)],
         "bf16": [result("bf16", 0, math.nan)],
     }
     figures = losses(found)
     assert figures["loss_int8"] == pytest.approx(0.05)
-    assert figures["control_worse"] == pytest.approx(0.25)
+    assert figures["control_worse"] == pytest.approx(0.14)
+    assert losses(found | {"control": [result("control", 0, 2.02)]})["control_worse"] == pytest.approx(0.01)
     assert "loss_bf16" not in figures
 
 
@@ -70,7 +72,8 @@ def test_cases_have_names_of_their_own_and_every_limit_has_its_case():
     assert len(set(names)) == len(names)
     limited = {name.removeprefix("loss_") for name in MUST if name.startswith("loss_")}
     assert limited <= set(names)
-    assert all(len(case.seeds) == 2 for case in text_cases() if case.name in limited)
+    assert set(convergence.CONTROLS) <= set(names)
+    assert all(len(case.seeds) == 2 for case in text_cases() if case.name in limited | set(convergence.CONTROLS))
     for case in (*text_cases(), *digit_cases()):
         for _, codecs in case.phases:
             assert all(codec == convergence.NOTHING or parse(codec) for codec in codecs)
@@ -90,6 +93,24 @@ def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert ran == ["dense"]
     remembered(case, 0, QUICK, tmp_path)
     assert ran == ["dense", "dense"]
+
+
+def test_the_model_that_sees_four_positions_has_its_own_cases_and_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    asked: list[tuple[list[Case], Settings, Path]] = []
+
+    def remembering(cases: list[Case], text: Settings, folder: Path) -> dict[str, list[Result]]:
+        asked.append((cases, text, folder))
+        return {case.name: [result(case.name, exported=2.0 + 0.1 * index)] for index, case in enumerate(cases)}
+
+    monkeypatch.setattr(convergence, "run_all", remembering)
+    convergence.measure_window_4(["dense", "16x_kept"])
+    [(cases, text, folder)] = asked
+    assert [case.cut_layers.keep for case in cases] == [0, round(WINDOW_4.width / 4.85)]
+    assert text == WINDOW_4
+    assert folder != convergence.RUNS
+    assert "+5.00 %" in capsys.readouterr().out
 
 
 @pytest.mark.slow
