@@ -1,8 +1,9 @@
 """Losses after equal steps through codecs and cut layers, with the real slices and codecs, and the time to a given loss.
 
-A byte model with four blocks of attention that sees two positions, on the standard library's own text, one block per slice:
-depth matters, so what crosses the three cuts does. The controls show that: models of one and two of the blocks, and one whose
-cuts carry nothing though the reader of each knows tokens and positions. A ResNet on digits beside it.
+A byte model with four blocks of attention that sees four positions, on the standard library's own text, one block per slice:
+depth matters, so what crosses the three cuts does. The controls show that: a model of one of the blocks, and one whose cuts
+carry nothing though the reader of each knows tokens and positions. Two blocks are nearly enough there; so all that is held to
+something is run again on a model whose attention sees two positions, where they are not. A ResNet on digits beside it.
 
 Runs of one seed begin with equal weights and see equal batches; figures are mean relative differences to `dense`, paired by
 seed. Losses are those of the model as exported: without codecs, with the cut layers and masks that are part of it. Times on
@@ -10,7 +11,6 @@ links are simulated from each case's own bytes and the seconds that slices compu
 
     python -m contrib.benchmarks.convergence            all of it; runs that were made before are taken from bench-results
     python -m contrib.benchmarks.convergence --quick    a few steps of dense, int8 and a control
-    python -m contrib.benchmarks.convergence --window-4 the losses of a wider model whose attention sees four positions
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from rich.table import Table
 
 from contrib.benchmarks.coded_run import NOTHING
 from contrib.benchmarks.convergence_cases import (
+    DEPTH,
     DIGITS,
     SLICES,
     TEXT,
-    WINDOW_4,
     Case,
     Result,
     Settings,
+    depth_cases,
     digit_cases,
     remembered,
     run,
@@ -64,7 +65,8 @@ TARGET_AT = 0.75
 QUICK = Settings(
     width=64, context=32, micro_batch_size=8, steps=60, warmup=10, peak=3e-3, curve_every=60, curve_batches=8, final_batches=8
 )
-CONTROLS = ("control", "one_layer", "two_layers")
+CONTROLS = ("control", "one_layer")
+DEPTH_CONTROLS = (*CONTROLS, "two_layers")
 """All must be clearly worse than `dense`: where depth, and what crosses cuts, hardly matter, codecs cannot do harm."""
 Results = Mapping[str, Sequence[Result]]
 
@@ -80,14 +82,17 @@ def measure(only: Sequence[str] = ()) -> dict[str, float]:
     if "dense" in found:
         figures |= times(chosen, found)
         draw(chosen, found, RESULTS / f"{TARGET}.png")
-    return figures
+    return figures | measure_depth(only)
 
 
-def measure_window_4(only: Sequence[str] = ()) -> None:
-    """The text model once more where depth matters less: printed, held to nothing."""
-    chosen = [case for case in text_cases(WINDOW_4) if not only or case.name in only]
-    found = run_all(chosen, WINDOW_4, RUNS / "window-4")
-    print_cases("Text: byte model, 4 slices, window 4", chosen, found, "dense")
+def measure_depth(only: Sequence[str] = ()) -> dict[str, float]:
+    """The text model where two blocks are clearly too few, with figures named `depth_*`."""
+    chosen = [case for case in depth_cases() if not only or case.name in only]
+    if not chosen:
+        return {}
+    found = run_all(chosen, DEPTH, RUNS / "depth")
+    print_cases("Text where depth matters more: attention sees two positions", chosen, found, "dense")
+    return {f"depth_{name.removeprefix('loss_')}": value for name, value in losses(found, DEPTH_CONTROLS).items()}
 
 
 def run_all(cases: Iterable[Case], text: Settings = TEXT, folder: Path = RUNS) -> dict[str, list[Result]]:
@@ -114,7 +119,7 @@ def _on_digits(case: Case) -> bool:
     return case.name.startswith("digits")
 
 
-def losses(found: Results) -> dict[str, float]:
+def losses(found: Results, controls: Sequence[str] = CONTROLS) -> dict[str, float]:
     """Relative differences to dense by the names that are held to something, and the rest by theirs."""
     figures: dict[str, float] = {}
     for name in found.keys() - {"dense", "digits_dense"}:
@@ -125,9 +130,9 @@ def losses(found: Results) -> dict[str, float]:
         if math.isfinite(worse):
             figures[f"loss_{name}"] = worse
             figures[f"ratio_{name}"] = statistics.fmean(result.ratio for result in found[name])
-    controls = [figures[f"loss_{name}"] for name in CONTROLS if f"loss_{name}" in figures]
-    if controls:
-        figures["control_worse"] = min(controls)
+    worse_controls = [figures[f"loss_{name}"] for name in controls if f"loss_{name}" in figures]
+    if worse_controls:
+        figures["control_worse"] = min(worse_controls)
     if {"bottleneck_31x", "cut_embedding"} <= found.keys():
         figures["bottleneck_over_cut_embedding"] = difference(found["bottleneck_31x"], found["cut_embedding"])
     return dict(sorted(figures.items()))
@@ -278,12 +283,8 @@ def main() -> int:
     """Print and keep the figures; 1 when one does not hold."""
     parser = argparse.ArgumentParser(description="Losses through codecs and cut layers.")
     parser.add_argument("--quick", action="store_true", help="a few steps of dense, int8 and a control")
-    parser.add_argument("--window-4", action="store_true", help="the text model with attention to four positions: losses only")
     parser.add_argument("--only", nargs="+", default=(), metavar="CASE", help="only these cases")
     given = parser.parse_args()
-    if given.window_4:
-        measure_window_4(given.only)
-        return 0
     figures = quick() if given.quick else measure(given.only)
     if not given.quick:
         write_figures(TARGET, figures)

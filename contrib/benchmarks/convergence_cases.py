@@ -50,10 +50,12 @@ class Settings:
     final_batches: int = 48
 
 
-TEXT = Settings(width=96, context=32, window=2, micro_batch_size=64, peak=3e-3)
-"""Four blocks see five bytes and two see three, which is too few; steps of 4 KB at a high rate are enough to learn that."""
-WINDOW_4 = Settings()
-"""Two blocks see seven bytes already, and 600 steps of 2 KB teach four blocks hardly more: depth matters little."""
+TEXT = Settings()
+DEPTH = Settings(width=96, context=32, window=2, micro_batch_size=64, peak=3e-3)
+"""Where depth matters more: four blocks see five bytes and two see three, too few, and steps of 4 KB are enough to learn that.
+
+With TEXT two blocks see seven bytes, and 600 steps of 2 KB teach four blocks hardly more.
+"""
 DIGITS = Settings(
     model="resnet", micro_batch_size=32, steps=200, warmup=20, peak=2e-3, curve_every=25, curve_batches=5, final_batches=5
 )
@@ -118,6 +120,13 @@ def text_cases(settings: Settings = TEXT) -> tuple[Case, ...]:
         Case("adatopk_100", "AdaTopK 100 literal", ((0.0, ("topk-paper:6", "topk-paper:300", "topk-paper:30")),), seeds=(0,)),
         Case("independent_10", "independent TopK 10", ((0.0, ("topk-independent:10:fp16",)),), seeds=(0,)),
     )
+
+
+def depth_cases() -> tuple[Case, ...]:
+    """The cases of the text model that are held to something."""
+    controls = ("dense", "control", "one_layer", "two_layers")
+    codecs = ("int8", "7x", "16x_finished", "16x_kept", "30x_kept", "bottleneck_31x")
+    return tuple(case for case in text_cases(DEPTH) if case.name in controls + codecs)
 
 
 def digit_cases() -> tuple[Case, ...]:

@@ -10,7 +10,17 @@ import pytest
 
 from contrib.benchmarks import convergence, convergence_cases
 from contrib.benchmarks.convergence import QUICK, losses, quick, step_reaching, step_s, time_to
-from contrib.benchmarks.convergence_cases import TEXT, WINDOW_4, Case, Result, Settings, digit_cases, remembered, text_cases
+from contrib.benchmarks.convergence_cases import (
+    DEPTH,
+    TEXT,
+    Case,
+    Result,
+    Settings,
+    depth_cases,
+    digit_cases,
+    remembered,
+    text_cases,
+)
 from contrib.benchmarks.report import MUST
 from fusion_p2p.wire.codecs import parse
 
@@ -33,7 +43,8 @@ def test_differences_are_paired_by_seed_and_the_weakest_control_counts():
     }
     figures = losses(found)
     assert figures["loss_int8"] == pytest.approx(0.05)
-    assert figures["control_worse"] == pytest.approx(0.14)
+    assert figures["control_worse"] == pytest.approx(0.25)
+    assert losses(found, convergence.DEPTH_CONTROLS)["control_worse"] == pytest.approx(0.14)
     assert losses(found | {"control": [result("control", 0, 2.02)]})["control_worse"] == pytest.approx(0.01)
     assert "loss_bf16" not in figures
 
@@ -72,8 +83,10 @@ def test_cases_have_names_of_their_own_and_every_limit_has_its_case():
     assert len(set(names)) == len(names)
     limited = {name.removeprefix("loss_") for name in MUST if name.startswith("loss_")}
     assert limited <= set(names)
-    assert set(convergence.CONTROLS) <= set(names)
-    assert all(len(case.seeds) == 2 for case in text_cases() if case.name in limited | set(convergence.CONTROLS))
+    assert all(len(case.seeds) == 2 for case in text_cases() if case.name in limited)
+    again = {case.name: case.seeds for case in depth_cases()}
+    assert again.keys() == (limited & {case.name for case in text_cases()}) | {"dense", *convergence.DEPTH_CONTROLS}
+    assert all(len(seeds) == 2 for seeds in again.values())
     for case in (*text_cases(), *digit_cases()):
         for _, codecs in case.phases:
             assert all(codec == convergence.NOTHING or parse(codec) for codec in codecs)
@@ -95,7 +108,7 @@ def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert ran == ["dense", "dense"]
 
 
-def test_the_model_that_sees_four_positions_has_its_own_cases_and_results(
+def test_where_depth_matters_more_cases_are_run_again_with_their_own_settings_and_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     asked: list[tuple[list[Case], Settings, Path]] = []
@@ -105,11 +118,15 @@ def test_the_model_that_sees_four_positions_has_its_own_cases_and_results(
         return {case.name: [result(case.name, exported=2.0 + 0.1 * index)] for index, case in enumerate(cases)}
 
     monkeypatch.setattr(convergence, "run_all", remembering)
-    convergence.measure_window_4(["dense", "16x_kept"])
+    figures = convergence.measure_depth(["dense", "16x_kept", "two_layers"])
     [(cases, text, folder)] = asked
-    assert [case.cut_layers.keep for case in cases] == [0, round(WINDOW_4.width / 4.85)]
-    assert text == WINDOW_4
+    assert [case.cut_layers.keep for case in cases] == [0, round(DEPTH.width / 4.85), 0]
+    assert text == DEPTH
     assert folder != convergence.RUNS
+    assert {name: figures[name] for name in ("depth_16x_kept", "depth_two_layers")} == pytest.approx(
+        {"depth_16x_kept": 0.05, "depth_two_layers": 0.1}
+    )
+    assert figures["depth_control_worse"] == pytest.approx(0.1)
     assert "+5.00 %" in capsys.readouterr().out
 
 
