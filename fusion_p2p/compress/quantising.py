@@ -93,7 +93,7 @@ def encode_int4_of_channels(value: Tensor) -> Tensor | None:
     rest = value - means[:, None]
     spreads = rest.abs().mean((0, 2)).to(torch.bfloat16).float()
     spreads = torch.where((spreads > 1 / _FAR) & (spreads < _FAR), spreads, 1.0)
-    coded = encode_int4((rest / spreads[:, None]).reshape(-1), None)
+    coded = encode_int4(rest.div_(spreads[:, None]).reshape(-1), None)
     return None if coded is None else torch.cat((bfloat16_bytes(means), bfloat16_bytes(spreads), coded))
 
 
@@ -102,7 +102,7 @@ def decode_int4_of_channels(data: Tensor, shape: tuple[int, int, int]) -> Tensor
     described = SCALE_BYTES * shape[1]
     means, spreads = _moderate(data[:described]), _moderate(data[described : 2 * described])
     rest = decode_int4(data[2 * described :], math.prod(shape)).view(shape)
-    return (rest * spreads[:, None] + means[:, None]).reshape(-1)
+    return rest.mul_(spreads[:, None]).add_(means[:, None]).reshape(-1)
 
 
 @lru_cache(maxsize=8)

@@ -36,6 +36,8 @@ _BY_FAMILY = {
     "int4": Passes(20.0, 14.0),
     "topk-paper": Passes(8.0, 2.0),
 }
+_WITH_CHANNELS = Passes(34.0, 17.0)
+"""A value as int4: the means and spreads of its channels, too."""
 _AT_KNOWN_PLACES = Passes(4.0, 4.0)
 """The gradient of a `topk` edge: no selection, no indices."""
 
@@ -44,6 +46,8 @@ def coding_passes(spec: CodecSpec, *, backward: bool) -> Passes:
     """What a codec that applies costs for one value, or for its gradient. Fewer kept elements are fewer indices to write."""
     if backward and spec.reuses_mask:
         return _AT_KNOWN_PLACES
+    if spec.family == "int4" and not backward:
+        return _WITH_CHANNELS
     return _BY_FAMILY.get(spec.family) or Passes(12.0 + 150.0 / spec.ratio, 6.0 + 140.0 / spec.ratio)
 
 
