@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable
+from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.addresses import by_reach, circuit_address, is_peer_id, is_relayed, on_all_hosts, one_peer
 from fusion_p2p.net.base import StreamHandler
@@ -159,6 +159,8 @@ class HivemindTransport:
             stream = HivemindStream(raw)
             self._connections.ways.met(raw.remote, time.monotonic())
             await self._handlers[raw.protocol](stream)
+        except StreamClosed as error:  # how every fetch ends
+            logger.debug("incoming stream ended: %s", error)
         except (FusionError, TimeoutError) as error:
             logger.info("incoming stream ended: %s", error)
         except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable
+from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.addresses import one_peer
 from fusion_p2p.net.base import StreamHandler
@@ -362,6 +362,8 @@ class SimulatedTransport:
 async def _serve(stream: SimulatedStream, handler: StreamHandler) -> None:
     try:
         await handler(stream)
+    except StreamClosed as error:  # how every fetch ends
+        logger.debug("incoming stream ended: %s", error)
     except FusionError as error:
         logger.info("incoming stream ended: %s", error)
     finally:
