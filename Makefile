@@ -63,7 +63,7 @@ test: $(STAMP) ## every test (under 20 minutes on 2 cores)
 demo: $(STAMP) ## one bootstrap, three peers and an owner train a small GPT-2 on this machine
 	$(BIN)/python -m contrib.demo.demo
 
-chaos: $(STAMP) ## real peers killed, frozen, cut off, drained: the same bits as undisturbed (root; 30 minutes; FLAGS='--short --codec none')
+chaos: $(STAMP) ## real peers killed, frozen, cut off, drained: the same bits as undisturbed (root; 40 minutes; FLAGS='--short --codec none')
 	$(BIN)/python -m contrib.chaos $(FLAGS)
 
 soak-sim: $(STAMP) ## the swarm's own code on a simulated network: 20,000 small and 200 large scenarios, a crowd of 1,000 (hours)
