@@ -81,7 +81,7 @@ bench-churn: $(STAMP) ## recovery, joining, settling, copies, 24 idle peers: wha
 bench-codec: $(STAMP) ## codecs: speed, bits per kept element, up to which link each pays
 	$(BIN)/python -m contrib.benchmarks.codec
 
-bench-convergence: $(STAMP) ## losses through codecs and cut layers after equal steps, time to a loss (25 minutes; ONLY=case)
+bench-convergence: $(STAMP) ## losses through codecs and cut layers after equal steps, time to a loss (an hour; ONLY=case)
 	$(BIN)/python -m contrib.benchmarks.convergence $(if $(ONLY),--only $(ONLY))
 
 bench-planner: $(STAMP) ## every scheduler on six testbeds, optima, DT-FM, the clock: simulated (ONLY=section for one)

@@ -3,7 +3,7 @@
 A byte model with four blocks of attention that sees four positions, on the standard library's own text, one block per slice:
 depth matters, so what crosses the three cuts does. The controls show that: a model of one of the blocks, and one whose cuts
 carry nothing though the reader of each knows tokens and positions. Two blocks are nearly enough there; so all that is held to
-something is run again on a model whose attention sees two positions, where they are not. A ResNet on digits beside it.
+something is run again on a model whose attention sees two positions, where they lack more. A ResNet on digits beside it.
 
 Runs of one seed begin with equal weights and see equal batches; figures are mean relative differences to `dense`, paired by
 seed. Losses are those of the model as exported: without codecs, with the cut layers and masks that are part of it. Times on
@@ -67,7 +67,7 @@ QUICK = Settings(
 )
 CONTROLS = ("control", "one_layer")
 DEPTH_CONTROLS = (*CONTROLS, "two_layers")
-"""All must be clearly worse than `dense`: where depth, and what crosses cuts, hardly matter, codecs cannot do harm."""
+"""How much worse these are than `dense` is how much there is to lose: where that is little, codecs cannot do harm."""
 Results = Mapping[str, Sequence[Result]]
 
 
@@ -86,7 +86,7 @@ def measure(only: Sequence[str] = ()) -> dict[str, float]:
 
 
 def measure_depth(only: Sequence[str] = ()) -> dict[str, float]:
-    """The text model where two blocks are clearly too few, with figures named `depth_*`."""
+    """The text model where half of the blocks lack more, with figures named `depth_*`."""
     chosen = [case for case in depth_cases() if not only or case.name in only]
     if not chosen:
         return {}

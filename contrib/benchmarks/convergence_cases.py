@@ -52,7 +52,7 @@ class Settings:
 
 TEXT = Settings()
 DEPTH = Settings(width=96, context=32, window=2, micro_batch_size=64, peak=3e-3)
-"""Where depth matters more: four blocks see five bytes and two see three, too few, and steps of 4 KB are enough to learn that.
+"""Where depth matters more: four blocks see five bytes and two see three, and steps of 4 KB teach more of what that is worth.
 
 With TEXT two blocks see seven bytes, and 600 steps of 2 KB teach four blocks hardly more.
 """

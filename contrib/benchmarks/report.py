@@ -43,7 +43,6 @@ MUST: dict[str, tuple[str, float]] = {
     "loss_bottleneck_31x": ("<=", 0.005),
     "ratio_bottleneck_31x": (">=", 30.0),
     "control_worse": (">=", 0.05),
-    "depth_control_worse": (">=", 0.05),
     "baseline_deviation_max": ("<=", 0.10),
     "fence_over_equal_min": (">=", 1.35),
     "fence_over_equal_geo": (">=", 2.8),
