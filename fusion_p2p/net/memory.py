@@ -239,10 +239,12 @@ class SimulatedStream:
         return self._remote
 
     async def read_exactly(self, count: int) -> bytes:
-        data = await self._incoming.read(count, self._gone)
-        while len(data) < count:
-            data += await self._incoming.read(count - len(data), self._gone)
-        return data
+        data = await self._incoming.read(count, self._gone) if count else b""
+        if len(data) == count:
+            return data
+        buffer = bytearray(data.ljust(count))
+        await self.read_into(memoryview(buffer)[len(data) :])
+        return bytes(buffer)
 
     async def read_some(self, buffer: memoryview) -> int:
         data = await self._incoming.read(len(buffer), self._gone)

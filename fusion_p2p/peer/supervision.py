@@ -28,11 +28,13 @@ class Supervisor:
         try:
             if self._group is None:
                 raise RuntimeError("it has not begun")
-            return self._group.create_task(supervised)
+            task = self._group.create_task(supervised)
         except RuntimeError as error:
             work.close()
             supervised.close()
             raise StreamClosed(f"the service does not run: {error}") from None
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once never began its work
+        return task
 
 
 async def _supervised(work: Coroutine[Any, Any, None], failed: Callable[[str], None]) -> None:

@@ -65,7 +65,7 @@ class CodecSpec:
 
 NONE = CodecSpec("none")
 
-LADDER: tuple[tuple[float, str], ...] = ((1.0, "none"), (2.0, "bf16"), (3.87, "int8"), (7.52, "int4"))
+LADDER: tuple[tuple[float, str], ...] = ((1.0, "none"), (2.0, "bf16"), (3.87, "int8"), (7.5, "int4"))
 """Codecs that leave no trace in the trained model, with the ratio by which they divide float32 bytes, least lossy first."""
 SPARSE_LADDER: tuple[tuple[float, str], ...] = (
     *LADDER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -36,4 +37,15 @@ async def test_a_service_that_has_ended_or_not_begun_begins_nothing() -> None:
         supervisor.use(group)
     with pytest.raises(StreamClosed, match="does not run"):
         supervisor.spawn(_work(done))
+    assert not done
+
+
+async def test_a_task_that_is_cancelled_at_once_leaves_no_work_behind() -> None:
+    supervisor, done = Supervisor(), []
+    work = _work(done)
+    async with asyncio.TaskGroup() as group:
+        supervisor.use(group)
+        supervisor.spawn(work).cancel()
+    await asyncio.sleep(0)
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
     assert not done
