@@ -70,7 +70,7 @@ def test_what_is_planned_as_asked_is_accepted(scheduler: str, codec: str, ratio:
         ("adatopk", 30.0, "topk-paper:91", False),
         ("adatopk", 30.0, "topk:3:int8", False),
         ("adaptive", 7.52, "int4", True),
-        ("adaptive", 7.52, "topk:3:int8", False),
+        ("adaptive", 7.5, "topk:3:int8", False),
         ("adaptive", 20.0, "topk:10:int8", True),
         ("adaptive", 20.0, "topk:20:int8", False),
         ("adaptive", 20.0, "fp16", False),
