@@ -19,15 +19,15 @@ from contrib.chaos.places import Loopback
 from contrib.chaos.population import populated
 from contrib.processes import ProgramFailed, python_module
 
-BATCH = 16
-"""Steps of a few seconds: then about every block with copies has one at the default interval."""
+BATCH = 64
+"""Steps of four seconds: then a block takes no longer than the default interval, and each block with copies has one."""
 BLOCK = 10
 PAIRS = 10
 FIRST = 10
 """Steps before the blocks: the first ones take longer, and the first copies are made."""
 REST = 2
 STEPS = FIRST + 2 * PAIRS * BLOCK
-LIMIT_S = 1500.0
+LIMIT_S = 2400.0
 
 
 def measure() -> dict[str, float]:

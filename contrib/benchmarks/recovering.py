@@ -44,8 +44,10 @@ CALM_STEPS = 5
 MODEL = (
     "--model", "gpt2", "--layers", "6", "--width", "512", "--heads", "8", "--context", "64", "--dropout", "0", "--no-tied",
     "--batch-size", "4", "--micro-batches", "4", "--steps", "1000000", "--validate-every", "0", "--checkpoint-every", "1000",
-    "--scheduler", "equal-compute", "--peers", str(SLICES), "--copies", "5",
+    "--scheduler", "equal-compute", "--peers", str(SLICES),
 )  # fmt: skip
+OFTEN = ("--copies", "5")
+"""So that spares hold a copy soon after each loss."""
 
 
 def measure() -> dict[str, float]:
@@ -54,7 +56,7 @@ def measure() -> dict[str, float]:
         folder = Path(name)
         with populated(Loopback(), folder / "peers", SLICES + SPARES) as population:
             run = folder / "run"
-            with LedgerWatch(run) as watch, population.start_owner(run, MODEL) as owner:
+            with LedgerWatch(run) as watch, population.start_owner(run, (*MODEL, *OFTEN)) as owner:
                 trial = Trial(population, run, watch, owner)
                 # First: who coordinates now is elected among those without a slice as long as no slice moves.
                 delays = [trial.kill_coordinator() for _ in range(COORDINATORS)]
