@@ -46,7 +46,7 @@ from fusion_p2p.wire.swarm_messages import Reachability
 
 GIB = 1 << 30
 MEGABIT = 1e6 / 8
-VIEW_S = 0.5
+VIEW_S = 1.0
 
 
 class JoinReport(Protocol):
@@ -156,7 +156,7 @@ class _Station:
         while True:
             coordinating = self._presence.coordinating
             report.state(f"{self._volunteer.describe()}{', coordinating the swarm' if coordinating else ''}")
-            report.measured(self._jobs.sample(members=len(self._presence.members()), coordinating=coordinating))
+            report.measured(self._jobs.sample(members=len(self._presence.peers), coordinating=coordinating))
             self._volunteer.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(VIEW_S):

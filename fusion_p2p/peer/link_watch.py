@@ -99,17 +99,16 @@ class LinkWatch:
 
     def _others(self) -> dict[PeerId, bool]:
         """The peers here that can be dialled, and whether they seem to be in our place."""
-        mine = self._transport.addresses
+        mine, announcement = self._transport.addresses, self._presence.others.announcement
+        announced = {peer: announcement(peer) for peer in sorted(self._presence.peers - {self._presence.me})}
         return {
-            present.peer: same_place(mine, present.announcement.addresses)
-            for present in self._presence.members()
-            if present.peer != self._presence.me
-            and present.announcement is not None
-            and present.announcement.reachability != "outbound-only"
+            peer: same_place(mine, found.addresses)
+            for peer, found in announced.items()
+            if found is not None and found.reachability != "outbound-only"
         }
 
     def _is_here(self, peer: PeerId) -> bool:
-        return any(present.peer == peer for present in self._presence.members())
+        return peer in self._presence.peers
 
     def _occupied_s(self) -> float:
         """0 when there is time for probes. A paused volunteer's line is its own."""

@@ -41,7 +41,7 @@ class SwarmSettings:
     """An owner that waits hears from the coordinator at least this often."""
     first_lookup_s: float = 1.0
     """Between two directory look-ups while the peer knows nobody; it grows twofold up to `lookup_s`."""
-    lookup_s: float = 60.0
+    lookup_s: float = 120.0
     """The coordinator tells who is here; look-ups tell how they are reached, and of whom that coordinator does not know."""
 
     def __post_init__(self) -> None:
@@ -64,5 +64,5 @@ TEST = SwarmSettings(
     announce_s=18.0,
     announcement_life_s=60.0,
     first_lookup_s=0.1,
-    lookup_s=6.0,
+    lookup_s=12.0,
 )

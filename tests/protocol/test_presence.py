@@ -275,7 +275,7 @@ def test_every_listing_says_how_a_peer_is_reached() -> None:
     in_virtual_time(scenario())
 
 
-def test_while_nothing_happens_the_directory_is_read_once_a_minute() -> None:
+def test_while_nothing_happens_the_directory_is_read_every_other_minute() -> None:
     async def live() -> None:
         async with World(seed=5) as world:
             for _ in range(5):
