@@ -22,6 +22,8 @@ NEAR_TARGETS = 4
 """Of these at most so many to peers of the same place."""
 REFRESH_S = 600.0
 """A link not measured for so long is measured again."""
+NEAR_REFRESH_S = 3 * REFRESH_S
+"""The same within one place: what carries that changes seldom, and measuring it takes all of both machines for a moment."""
 UNKNOWN_AGE_S = 1e9
 """Of what was never measured, or by nobody knows when."""
 REFRESH_PAUSE_S = 60.0
@@ -319,7 +321,9 @@ def _stale(state: LinkTable, others: Mapping[PeerId, bool], now: float) -> PeerI
     """A link to look at a second time, else the one measured longest ago when that is too long; now and then only."""
     known = {peer: link for peer, link in state.links.items() if peer in others and peer not in state.not_before}
     once = {peer: link for peer, link in known.items() if link.probes == 1}
-    for links, age_s, pause_s in ((once, SECOND_LOOK_S, SECOND_PAUSE_S), (known, REFRESH_S, REFRESH_PAUSE_S)):
+    far = {peer: link for peer, link in known.items() if not others[peer]}
+    ways = (once, SECOND_LOOK_S, SECOND_PAUSE_S), (far, REFRESH_S, REFRESH_PAUSE_S), (known, NEAR_REFRESH_S, REFRESH_PAUSE_S)
+    for links, age_s, pause_s in ways:
         oldest = min(links, key=lambda peer: (known[peer].oldest_at, peer), default=None)
         if oldest is not None and now - known[oldest].oldest_at >= age_s and now - state.refreshed_at >= pause_s:
             return oldest
