@@ -232,10 +232,14 @@ class Presence:
         """To members and to announced strangers: how newcomers, and partitions that healed, find the coordinator."""
         await self._looked_up.wait()
         while True:
-            for peer in self._choose(self._settings.random_beats):
+            for peer in self._choose(self._settings.random_beats if self._somebody_to_find() else 1):
                 self._spawn(self._questions.beat(peer))
             lonely = self.coordinator is None or (self.coordinating and not self._view.node.membership.members)
             await asyncio.sleep(self._settings.beat_s if lonely else self._settings.random_beat_s)
+
+    def _somebody_to_find(self) -> bool:
+        """Whether we follow nobody, or somebody is announced of whom our coordinator does not tell."""
+        return self.coordinator is None or not self._others.peers <= {self.me, *self._view.node.membership.members}
 
     def _choose(self, count: int) -> Sequence[PeerId]:
         coordinator = {self.coordinator.peer} if self.coordinator else set()

@@ -16,7 +16,7 @@ class SwarmSettings:
     random_beat_s: float = 5.0
     """Between two rounds of beats to peers chosen at random: how partitions find each other again."""
     random_beats: int = 2
-    """Peers per such round."""
+    """Peers per such round; one while everybody who is announced is also a member."""
     suspect_after_s: float = 3.0
     """Silence after which a peer is suspected: 3 beats, so that two lost ones are no suspicion."""
     confirm_s: float = 3.0

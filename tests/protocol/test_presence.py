@@ -10,6 +10,7 @@ import pytest
 
 import fusion_p2p
 from fusion_p2p.net.memory import SimulatedDirectory
+from fusion_p2p.peer.swarm_questions import SwarmQuestions
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.swarm_messages import Holding
 from tests.protocol.swarm_world import PROFILE, LoopClock, World, always, eventually, in_virtual_time
@@ -287,3 +288,25 @@ def test_while_nothing_happens_the_directory_is_read_every_other_minute() -> Non
             assert 5 * 9 <= read.call_count <= 5 * 10
 
     in_virtual_time(live())
+
+
+def test_while_everybody_is_known_a_round_of_random_beats_is_one_and_with_strangers_more() -> None:
+    async def live() -> None:
+        async with World(seed=6) as world:
+            for _ in range(6):
+                world.add()
+            await eventually(world.known_to_all, 30.0)
+            await asyncio.sleep(2 * WAN.lookup_s)  # until everybody has read everybody's announcement
+            calm = await beats_at_random(20)
+            world.network.freeze(min(set(world.presences) - {world.leader.me}))
+            await asyncio.sleep(3 * WAN.heard_lately_s)  # it is evicted, and still announced
+            assert calm <= 6 * 20 < await beats_at_random(20)
+
+    in_virtual_time(live())
+
+
+async def beats_at_random(rounds: int) -> int:
+    """How many all peers together send in so many rounds, to others than their coordinator."""
+    with mock.patch.object(SwarmQuestions, "beat", autospec=True, side_effect=SwarmQuestions.beat) as beat:
+        await asyncio.sleep(rounds * WAN.random_beat_s)
+    return beat.call_count
