@@ -20,7 +20,7 @@ from contrib.chaos.population import populated
 from contrib.processes import ProgramFailed, python_module
 
 BATCH = 64
-"""Steps of four seconds: then a block takes no longer than the default interval, and each block with copies has one."""
+"""Steps of three or four seconds: a block then takes no longer than the default interval, and most with copies have one."""
 BLOCK = 10
 PAIRS = 10
 FIRST = 10

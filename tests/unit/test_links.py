@@ -13,6 +13,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.plan.measured import LinkFigures
 from fusion_p2p.swarm.links import (
     FAILED_PAUSE_S,
+    NEAR_REFRESH_S,
     NEAR_TARGETS,
     REFRESH_S,
     SECOND_LOOK_S,
@@ -298,3 +299,13 @@ def test_whatever_happens_one_probe_at_a_time_and_never_to_oneself(
             assert before.get(action.peer, now) <= now
             assert action == Probe(table.probing)  # type: ignore[arg-type]
         assert len(table.links) <= MAX_LINKS
+
+
+@pytest.mark.parametrize(("near", "due_s"), [(False, REFRESH_S), (True, NEAR_REFRESH_S)])
+def test_links_within_one_place_are_measured_again_less_often(near: bool, due_s: float) -> None:
+    others = peers(1, near=int(near))
+    table, peer = LinkTable(ME), PeerId("peer0")
+    for now in (0.0, 100.0):  # the second look is behind it
+        table = after(table, Probed(peer, 0.05, 1e6, 1e6), now=now)
+    assert look(table, others, 100.0 + due_s - 1)[1] is None
+    assert look(table, others, 100.0 + due_s + 1)[1] == peer
