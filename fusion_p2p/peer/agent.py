@@ -46,7 +46,7 @@ from fusion_p2p.wire.swarm_messages import Reachability
 
 GIB = 1 << 30
 MEGABIT = 1e6 / 8
-VIEW_S = 1.0
+VIEW_S = 2.0
 
 
 class JoinReport(Protocol):

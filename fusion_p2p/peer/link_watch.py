@@ -26,7 +26,7 @@ from fusion_p2p.wire.swarm_messages import Links
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-CALM_LOOK_S = 1.0
+CALM_LOOK_S = 3.0
 """When all that is to be known is known."""
 IDLE_AFTER_S = 10.0
 OCCUPIED_S = 30.0

@@ -18,7 +18,7 @@ from fusion_p2p.wire.swarm_messages import Holding, PeerState
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 3.0
 COUNT_S = 10.0
 """Between two looks at the month's traffic."""
 LEAVING_S = 5.0
