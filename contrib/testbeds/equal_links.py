@@ -23,7 +23,7 @@ WARM_UP = 1
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """What a run on fast links told.
+    """What a run told that was made to learn it.
 
     rates_times: as `calibration.rates_times`. compute_s: seconds a step that the slowest slice computes. num_bytes: of dense
     values that cross the busiest link in one direction in a step.
@@ -51,11 +51,18 @@ def equal_links(folder: Path, peers: int, latency_s: float, bytes_per_s: float) 
     return read_testbed(path)
 
 
-def first_run(folder: Path, peers: int, latency_s: float, base: float, arguments: Sequence[str]) -> FirstRun:
-    """Train on fast links; peers are `base` times slower than this machine. The rates stay in `folder`."""
-    bed = equal_links(folder, peers, latency_s, FAST_BYTES_PER_S)
+def first_run(
+    folder: Path,
+    peers: int,
+    latency_s: float,
+    base: float,
+    arguments: Sequence[str],
+    bytes_per_s: float = FAST_BYTES_PER_S,
+) -> FirstRun:
+    """Train on such links; peers are `base` times slower than this machine. The rates stay in `folder`."""
+    bed = equal_links(folder, peers, latency_s, bytes_per_s)
     with emulated_swarm(folder, bed, base) as swarm:
-        run = swarm.train("first", arguments)
+        run = swarm.train(f"first-{bytes_per_s:.0f}", arguments)
         network = as_set_up(bed, swarm.ids, slowness(bed, base), folder / RATES, 1.0)
     return FirstRun(rates_times(run, network, WARM_UP), max(busy_of_slices(run)), busiest_bytes(run))
 
