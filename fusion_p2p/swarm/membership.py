@@ -203,6 +203,8 @@ def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSet
         # Whom we saw go on our side of a partition, the coordinator hears now; or it is the one itself that we saw go.
         state = state._replace(gone={peer: gone for peer, gone in state.gone.items() if peer not in alive})
     for listed in event.members:
+        if not state.observing:
+            state = _corrected(state, listed, now, settings)
         state, more = _listed(state, listed, now, settings)
         actions += more
     if state.observing:
@@ -216,6 +218,17 @@ def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSet
     heard = now - settings.suspect_after_s
     lost = sorted(peer for peer in event.gone & state.members.keys() if state.members[peer].heard_at < heard)
     return _dropped(state, lost), (*actions, *(Gone(peer, "gone, says the coordinator") for peer in lost))
+
+
+def _corrected(state: Membership, told: Listed, now: float, settings: SwarmSettings) -> Membership:
+    """The state without a later incarnation than the coordinator tells of, unless we hear it still.
+
+    A process that lived for a moment and never reached the coordinator, before one that started with an earlier clock.
+    """
+    known = state.members.get(told.peer)
+    if known is None or known.incarnation <= told.incarnation or known.heard_at >= now - settings.suspect_after_s:
+        return state
+    return _dropped(state, [told.peer])
 
 
 def _followed(state: Membership, event: RosterTold, told: frozenset[PeerId], now: float) -> tuple[Membership, bool]:
@@ -318,12 +331,15 @@ def _dropped(state: Membership, peers: Iterable[PeerId]) -> Membership:
 def _tick(state: Membership, observing: bool, now: float, settings: SwarmSettings) -> Step:
     late = state.ticked_at is not None and now - state.ticked_at > settings.suspect_after_s / 2
     begins = observing and not state.observing
+    forgotten: tuple[Action, ...] = ()
+    if begins and not late:  # hearsay that is too old by now would otherwise be excused as well
+        state, forgotten = _forget(state, now, settings)
     state = state._replace(ticked_at=now, observing=observing)
     if begins:
         state = state._replace(following=None, gathering=None)
     if late or begins:
         # We slept, so their beats may lie unread; or they have not begun to beat to us. Either way nobody is accused yet.
-        return state._replace(members={peer: _excused(member, now) for peer, member in state.members.items()}), ()
+        return state._replace(members={peer: _excused(member, now) for peer, member in state.members.items()}), forgotten
     return _accuse(state, now, settings) if observing else _forget(state, now, settings)
 
 

@@ -36,8 +36,9 @@ class Node:
 
 def begin(me: PeerId, incarnation: int, now: float, settings: SwarmSettings) -> Node:
     """A peer that has just started and knows nobody."""
-    # Numbers of the roster begin beyond all that an earlier process of this peer gave.
-    return Node(incarnation, election.begin(me, now, settings), Membership(version=incarnation))
+    # Numbers of the roster begin beyond all that an earlier process of this peer gave; who knows one of those is told all.
+    members = Membership(version=incarnation, departed_since=incarnation)
+    return Node(incarnation, election.begin(me, now, settings), members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,15 +124,18 @@ class Replays:
         self._within_s = within_s
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def consider(self, transport: SimulatedTransport, peer: PeerId, protocol: str, data: bytes) -> None:
-        if self._random.random() < self._probability.get(protocol, 0.0):
+        if not self._stopped and self._random.random() < self._probability.get(protocol, 0.0):
             again = self._again(transport, peer, protocol, data, self._random.uniform(0, self._within_s))
             task = asyncio.get_running_loop().create_task(again, context=self._context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
+        """Nothing comes again from now on."""
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

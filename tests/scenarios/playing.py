@@ -149,7 +149,11 @@ async def settle(swarm: Swarm, within_s: float, look_s: float) -> float:
 
 
 async def _stay_settled(swarm: Swarm) -> None:
-    """Two looks apart: between the first and the last nobody may go, not even for a moment that nobody looks at."""
+    """Two looks apart: between the first and the last nobody may go, not even for a moment that nobody looks at.
+
+    Nothing comes twice meanwhile: a beat from before two restarts that the coordinator never heard would be news to it.
+    """
+    await swarm.replays.stop()
     tokens = {peer: machine.presence.coordinator for peer, machine in swarm.machines.items()}
     since = {peer: _joined(swarm, peer) for peer in swarm.coordinators()}
     await asyncio.sleep(QUIET_S)

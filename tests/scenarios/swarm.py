@@ -55,6 +55,8 @@ class Swarm:
         self.network = SimulatedNetwork(seed, link)
         self.settings = settings
         self.machines: dict[PeerId, Machine] = {}
+        self._known: dict[PeerId, None] = {}
+        """Everybody who has ever been here, and may come back."""
         self.log: list[str] = []
         self.broken: list[str] = []
         self.replays = Replays(random.Random(seed), {SWARM_PROTOCOL: duplicates}, REPLAY_WITHIN_S)
@@ -110,6 +112,7 @@ class Swarm:
         host, clock = Host(), LoopClock(skew_s)
         transport = HostTransport(node.transport, host, self.replays)
         self.machines[node.peer_id] = self._boot(node, host, transport, clock)
+        self._known[node.peer_id] = None
         self.note(f"start {node.peer_id[-4:]}{' again' if identity else ''}, clock {skew_s:+.1f} s")
         return node.peer_id
 
@@ -178,9 +181,9 @@ class Swarm:
         self.network.heal()
 
     def set_link(self, peer: PeerId, link: Link) -> None:
-        """To and from this peer."""
+        """To and from this peer; also for those who are away and come back."""
         self.note(f"link of {peer[-4:]}: {link.latency_s:g} s, loss {link.loss:g}")
-        for other in self.machines:
+        for other in self._known:
             if other != peer:
                 self.network.set_link(peer, other, link)
 

@@ -28,6 +28,7 @@ from fusion_p2p.swarm.membership import (
     Untold,
     step,
 )
+from fusion_p2p.swarm.node import begin
 from fusion_p2p.swarm.settings import WAN
 
 A, B = PeerId("a"), PeerId("b")
@@ -190,9 +191,15 @@ def test_who_begins_to_coordinate_accuses_nobody_of_silence_before() -> None:
     assert actions == [Joined(A)]
 
 
+def test_who_begins_to_coordinate_does_not_excuse_hearsay_that_has_become_too_old() -> None:
+    """Ghosts would begin anew with it: told a moment before, and by the next tick nobody has heard them lately."""
+    old = Listed(A, 1, holds=False, heard_ago_s=WAN.heard_lately_s - 0.1)
+    state, actions = play([(0.0, NOT_WATCHING), (0.1, old), (0.25, WATCHING)])
+    assert actions == [Joined(A), Gone(A, "not heard lately by anybody")]
+    assert not state.members
+
+
 C = PeerId("c")
-
-
 D = PeerId("d")
 
 
@@ -227,6 +234,16 @@ def test_the_coordinator_brings_back_whom_we_saw_go() -> None:
     assert not state.is_gone(A, 1)
 
 
+def test_the_coordinator_knows_better_which_process_of_a_peer_lives() -> None:
+    """One that lived for a moment told us alone that it is here; the one after it started with an earlier clock."""
+    state, _ = play([(0.0, beat(incarnation=9)), (1.0, told(0, 7, A))])
+    assert state.members[A].incarnation == 9, "we hear it still"
+    state, actions = play([(5.0, told(0, 7, A))], state)
+    assert actions == [Joined(A)]
+    assert state.members[A].incarnation == 1
+    assert state.superseded_by(A, 1) is None
+
+
 def test_a_roster_tells_its_changes_in_order_and_in_pieces() -> None:
     many = [PeerId(f"p{number:04}") for number in range(MAX_CHANGES + 50)]
     state, _ = play([(0.0, beat(peer)) for peer in many])
@@ -243,6 +260,16 @@ def test_a_roster_tells_its_changes_in_order_and_in_pieces() -> None:
     assert roster == set(state.members) - {many[0]}
     assert changes_since(state, known, 2.0, without=many[0]) == RosterChanges(known, known, (), ())
     assert changes_since(state, known + 5, 2.0, without=many[0]).since == 0, "numbers of another life start anew"
+
+
+def test_who_knows_the_roster_of_an_earlier_process_is_told_all() -> None:
+    """Who went between the two, the new one never knew: it cannot be among the changes."""
+    earlier, _ = play([(0.0, beat()), (0.0, beat(B))], begin(C, 1_000, 0.0, WAN).membership)
+    known = changes_since(earlier, 0, 1.0, without=D).version
+    later, _ = play([(20.0, beat())], begin(C, 21_000, 20.0, WAN).membership)
+    told_now = changes_since(later, known, 21.0, without=D)
+    assert (told_now.since, [entry.peer for entry in told_now.members]) == (0, [A])
+    assert changes_since(later, told_now.version, 22.0, without=D).since == told_now.version
 
 
 def test_a_roster_in_pieces_counts_when_its_last_piece_is_here() -> None:
