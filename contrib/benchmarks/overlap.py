@@ -25,7 +25,7 @@ from fusion_p2p.plan.simulate import simulate
 PEERS = 2
 MICRO_BATCHES, SEQUENCES = 32, 2
 BASE = 20.0
-"""Times that peers are slower than this machine: all processes together then keep a third of a core busy."""
+"""Times that peers are slower than this machine, so that they do not compete for its processors."""
 LATENCY_S = 0.005
 MODEL = {
     "model": "gpt2", "layers": "2", "width": "128", "heads": "4", "context": "64", "dropout": "0", "option": "tied=false",
@@ -55,7 +55,7 @@ def measure(steps: int = 9) -> dict[str, float]:
 def _balanced(folder: Path, arguments: Sequence[str]) -> FirstRun:
     """What is computed and sent on links as long busy as peers are, nearly.
 
-    A peer that waits for its link between two tasks finds its caches cold and computes some tenths longer than on fast links.
+    A peer that waits for its link between two tasks may find its caches cold, and then computes longer than on fast links.
     """
     fast = first_run(folder, PEERS, LATENCY_S, BASE, arguments)
     return first_run(folder, PEERS, LATENCY_S, BASE, arguments, fast.num_bytes / fast.compute_s)

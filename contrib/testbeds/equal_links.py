@@ -16,7 +16,7 @@ from fusion_p2p.graph.encoding import decode_graph
 from fusion_p2p.plan.network import Network
 
 FAST_BYTES_PER_S = 50e6
-"""Of the links of a first run."""
+"""Of the links of a first run that is not told how fast they are."""
 WARM_UP = 1
 """Steps at the beginning of a run that do not count."""
 

@@ -47,6 +47,7 @@ from fusion_p2p.wire.swarm_messages import Reachability
 GIB = 1 << 30
 MEGABIT = 1e6 / 8
 VIEW_S = 2.0
+"""Between two looks at what is shown; what the volunteer does is shown at once."""
 
 
 class JoinReport(Protocol):

@@ -19,6 +19,7 @@ from fusion_p2p.wire.swarm_messages import Holding, PeerState
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
+"""Between two looks at what the volunteer allows: nobody minds seconds, and an idle peer should cost next to nothing."""
 COUNT_S = 10.0
 """Between two looks at the month's traffic."""
 LEAVING_S = 5.0
