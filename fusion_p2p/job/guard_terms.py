@@ -65,6 +65,11 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """No epoch runs: until one does again, nobody knows to which step the run goes back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deciding:
     """The fate of a step is about to be told."""
 
@@ -130,7 +135,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Began | Deciding | KeptBy | FetchingBy | HeldBy | NotHeldBy | Seen | Lost | Tick
+Event = Began | Broken | Deciding | KeptBy | FetchingBy | HeldBy | NotHeldBy | Seen | Lost | Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@
     Held by that peer                  once it holds for all slices, Durable: older copies may go           (the round ends)
     NotHeld, a guard lost or still     SendGuard to somebody else; with nobody left the round ends without Durable
 
-There is at most one round at a time, and after one that failed the next begins soon. A guard never executes the slice that it
-guards. A spare that holds nothing is no spare, so a new one, or a copy that was lost, makes the next round begin early.
+There is at most one round at a time, and after one that failed the next begins soon. While an epoch is broken no round ends:
+the run may be going back to an earlier step, whose copies have to stay. A guard never executes the slice that it guards. A
+spare that holds nothing is no spare, so a new one, or a copy that was lost, makes the next round begin early.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fusion_p2p.job.guard_terms import (
     Action,
     AskCopy,
     Began,
+    Broken,
     Copy,
     Deciding,
     Durable,
@@ -62,8 +64,8 @@ AS_IT_PAYS: None = None
 class Guarding:
     """every: steps between copies, 0 for never, AS_IT_PAYS. early: the next round need not wait for its interval.
 
-    begun, took_s: when the last round began and how long it took. failed: rounds in a row that were not completed; the next
-    begins at `retry_at`. avoided: until when a peer is not asked. ticked_at: when `Tick` came last.
+    broken: no epoch runs. begun, took_s: when the last round began and how long it took. failed: rounds in a row that were not
+    completed; the next begins at `retry_at`. avoided: until when a peer is not asked. ticked_at: when `Tick` came last.
     """
 
     every: int | None = AS_IT_PAYS
@@ -74,6 +76,7 @@ class Guarding:
     round: Round | None = None
     copies: frozenset[Copy] = frozenset()
     early: bool = True
+    broken: bool = False
     begun: float = float("-inf")
     took_s: float = 0.0
     failed: int = 0
@@ -113,7 +116,9 @@ def step(state: Guarding, event: Event, now: float) -> tuple[Guarding, tuple[Act
     state = _counted(state, now)
     match event:
         case Began():
-            return _began(state, event)
+            return _began(state, event, now)
+        case Broken():
+            return replace(state, broken=True), ()
         case Deciding(step=decided):
             return _deciding(state, decided, now)
         case KeptBy():
@@ -155,7 +160,7 @@ def _counted(state: Guarding, now: float) -> Guarding:
     return replace(state, counted_at=now, losses=replace(state.losses, peer_s=peer_s))
 
 
-def _began(state: Guarding, event: Began) -> tuple[Guarding, tuple[Action, ...]]:
+def _began(state: Guarding, event: Began, now: float) -> tuple[Guarding, tuple[Action, ...]]:
     """Keep the copies of this cut and of this past, at peers that were not sent away.
 
     A round goes on when the same peers execute the same slices: codecs may have changed.
@@ -172,9 +177,11 @@ def _began(state: Guarding, event: Began) -> tuple[Guarding, tuple[Action, ...]]
     )
     laps = state.laps.again(as_before=same)
     lost = copies != state.copies or current != state.round
-    began = replace(state, cut=event.cut, parts=event.parts, copies=copies, round=current, laps=laps, early=state.early or lost)
+    early = state.early or lost
+    began = replace(state, cut=event.cut, parts=event.parts, copies=copies, round=current, laps=laps, early=early, broken=False)
     behind = _ahead_of(state, event.state_step) - began.members - dismissed
-    return began, (GoBack(event.state_step, behind),) if behind else ()
+    began, ended = _ended(began, now)
+    return began, (*([GoBack(event.state_step, behind)] if behind else []), *ended)
 
 
 def _ahead_of(state: Guarding, of_step: int) -> frozenset[PeerId]:
@@ -367,7 +374,7 @@ def _with(state: Guarding, index: int, errand: Errand) -> Guarding:
 def _ended(state: Guarding, now: float) -> tuple[Guarding, tuple[Action, ...]]:
     """End the round when nothing more can come of it."""
     current = state.round
-    if current is None or any(errand.is_open for errand in current.errands):
+    if current is None or state.broken or any(errand.is_open for errand in current.errands):
         return state, ()
     state = replace(state, round=None, took_s=now - current.begun)
     if not all(errand.held for errand in current.errands):

@@ -29,6 +29,9 @@ class Guarding(Protocol):
     def began(self, stage: Stage, links: Links) -> None:
         """An epoch runs, over these links."""
 
+    def broke(self) -> None:
+        """No epoch runs."""
+
     def wants_copy(self, step: int) -> bool:
         """Whether peers shall keep a copy of the states after this step, which is being decided."""
 
@@ -50,6 +53,9 @@ class Unguarded:
     line: str = ""
 
     def began(self, stage: Stage, links: Links) -> None:
+        """Nothing is to be done."""
+
+    def broke(self) -> None:
         """Nothing is to be done."""
 
     def wants_copy(self, step: int) -> bool:

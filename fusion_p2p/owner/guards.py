@@ -103,6 +103,10 @@ class Guards:
         parts = tuple(terms.Part(peers, size) for peers, size in zip(members, self._sizes, strict=True))
         self._step(terms.Began(stage.plan.slice_of, parts, stage.state_step))
 
+    def broke(self) -> None:
+        """No epoch runs: what is held has to stay until one does again."""
+        self._step(terms.Broken())
+
     def wants_copy(self, step: int) -> bool:
         """Whether the members of every slice are to keep its state after this step: asked once, when its fate is told."""
         self._step(terms.Deciding(step))

@@ -35,6 +35,8 @@ class Halting:
     def __init__(self, stage: Stage, links: Links, guards: Guarding) -> None:
         self._stage, self._links, self._guards = stage, links, guards
         self._stocks: dict[PeerId, Mapping[int, frozenset[int]]] = {}
+        self._counted: dict[PeerId, frozenset[tuple[int, int]]] = {}
+        """The copies, by slice and step, that we knew of when a peer answered: about those its answer counts."""
         self._lost: dict[PeerId, str] = {}
         self._shunned: dict[PeerId, float] = {}
         self._asked: dict[PeerId, float] = {}
@@ -54,18 +56,24 @@ class Halting:
 
     @property
     def stocks(self) -> Stocks:
-        """What everybody has said to have; of guards that have not answered, what they had told before."""
+        """What everybody has said to have, and the copies we have heard of since then, or at all from who has not answered."""
         stocks = dict(self._stocks)
-        for index, copies in self._guards.held.items():
-            for peer, step in copies:
-                if peer not in self._stocks and peer in self._links.peers:
-                    known = dict(stocks.get(peer, {}))
+        for peer, copies in self._copies().items():
+            if peer in self._links.peers:
+                known = dict(stocks.get(peer, {}))
+                for index, step in copies - self._counted.get(peer, frozenset()):
                     known[index] = known.get(index, frozenset()) | {step}
-                    stocks[peer] = known
+                stocks[peer] = known
         return stocks
+
+    def _copies(self) -> dict[PeerId, frozenset[tuple[int, int]]]:
+        """By peer, of which slice and step it is known to hold a copy."""
+        held = [(peer, index, step) for index, copies in self._guards.held.items() for peer, step in copies]
+        return {peer: frozenset((index, step) for other, index, step in held if other == peer) for peer, _, _ in held}
 
     def begin(self, reason: str) -> None:
         """Tell all that are left to halt."""
+        self._guards.broke()
         self._links.settle_all(RUNNING)
         self._order = Halt(epoch=self._stage.run.epoch, reason=reason[:1000])
         for peer in self._stage.plan.peers - self._links.peers:
@@ -80,12 +88,18 @@ class Halting:
         after.begin(self._order.reason)
         return after
 
+    def ask_again(self) -> None:
+        """What somebody was believed to have may have gone: ask all that have answered."""
+        for peer in self._stocks.keys() & self._links.peers:
+            self._ask(peer)
+
     def lose(self, peer: PeerId, reason: str) -> None:
         """A peer is gone, or has failed: for now it is done without, and asked again in a while."""
         if peer not in self._lost:
             self._guards.gone(peer, reason)
             self._changed = True
         self._stocks.pop(peer, None)
+        self._counted.pop(peer, None)
         self._asked.pop(peer, None)
         if peer in self._stage.plan.peers:
             self._lost[peer] = reason
@@ -179,6 +193,7 @@ class Halting:
         self._asked.pop(peer, None)
         self._return_at.pop(peer, None)
         self._stocks[peer] = stock
+        self._counted[peer] = self._copies().get(peer, frozenset())
         if self._lost.pop(peer, None) is not None:
             log.info("peer=%s is back", peer)
             self._changed = True

@@ -83,8 +83,10 @@ class Recovery:
                     stage = launched.stage
                     concerned |= stage.plan.peers
                     halting = halting.followed_by(stage)
-                elif not launched.why.culprits:
-                    await halting.pause(RETRY_S)
+                else:
+                    if not launched.why.culprits:
+                        await halting.pause(RETRY_S)
+                    halting.ask_again()
 
     def _blame(self, stage: Stage, broken: EpochBroken, halting: Halting) -> None:
         """Who is not to be used for now, or never again. RunStopped when that is enough."""

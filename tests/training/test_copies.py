@@ -20,10 +20,13 @@ from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
 from fusion_p2p.net.memory_pipe import Link
 from fusion_p2p.owner.guards import Guards
+from fusion_p2p.owner.halting import Halting
+from fusion_p2p.owner.recovery import Recovery
 from fusion_p2p.owner.registering import Job
 from fusion_p2p.owner.stage import RunContext
 from fusion_p2p.owner.training import Training
-from fusion_p2p.wire.job_messages import Contact
+from fusion_p2p.wire.job_messages import Contact, Held
+from fusion_p2p.wire.messages import Message
 from tests.swarm_in_memory import Volunteer, owner, run_config
 from tests.training.test_predicted_step import Case, LoopClock, contiguous, timed_volunteers
 from tests.training.test_recovery import ADAM, World, assert_same_bits, starts, undisturbed, world
@@ -121,6 +124,91 @@ async def test_guards_hold_the_very_state_and_a_loss_goes_back_to_it(
     assert watched.done > 0
     assert starts(config.run)[1][1] >= watched.done  # without copies it would be 0: there is no checkpoint
     assert at_risk.said(f"copies of step {watched.done}: 3 of 3 slices held by")
+
+
+@dataclass
+class Late:
+    """Lets the copy of slice 1 of a second step be completed when it has been chosen to which step a run goes back."""
+
+    guards: Callable[[], Guards]
+    happens: Callable[[], None]
+    steps: list[int] = field(default_factory=list)
+    withheld: list[tuple[PeerId, Held]] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        heard, answer, choosing = Guards.heard, Halting._answer, Recovery._chosen
+
+        def hearing(guards: Guards, peer: PeerId, message: Message) -> bool:
+            if isinstance(message, Held) and message.slice == 1 and message.step not in self.steps:
+                self.steps.append(message.step)
+                if len(self.steps) == 2:
+                    self.withheld.append((peer, message))
+                    self.happens()
+                    return True
+            return heard(guards, peer, message)
+
+        def answering(halting: Halting, peer: PeerId, stock: Any) -> None:
+            """What nobody has heard of is not there yet."""
+            late = {self.steps[1]} if self.withheld else set()
+            answer(halting, peer, {index: steps - late if index == 1 else steps for index, steps in stock.items()})
+
+        async def chosen(recovery: Recovery, stage: Any, halting: Halting) -> Any:
+            choice = await choosing(recovery, stage, halting)
+            self.chosen.append(choice.step)
+            while self.withheld:
+                heard(self.guards(), *self.withheld.pop())
+            return choice
+
+        monkeypatch.setattr(Guards, "heard", hearing)
+        monkeypatch.setattr(Halting, "_answer", answering)
+        monkeypatch.setattr(Recovery, "_chosen", chosen)
+
+
+@pytest.mark.row(15)
+@pytest.mark.row(17)
+async def test_a_copy_that_is_completed_while_the_run_goes_back_to_an_older_one_ousts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = await undisturbed(tmp_path, SETTINGS)
+    config = run_config(tmp_path / "run", **SETTINGS)
+    watched = Watched(lambda step: None, among=spares_only)
+    late = Late(lambda: watched.guards, lambda: at_risk.crash(1))
+    late.watch(monkeypatch)
+    async with world(config, spares=2, guards=watched.made) as at_risk:
+        watched.helpers = at_risk.helpers
+        await at_risk.finish()
+    assert_same_bits(config.run, expected)
+    assert late.chosen == [late.steps[0]]
+    assert starts(config.run)[1][1] == late.steps[0]
+
+
+@pytest.mark.row(17)
+async def test_copies_that_go_after_they_were_told_of_are_not_relied_on_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = await undisturbed(tmp_path, SETTINGS)
+    config = run_config(tmp_path / "run", **SETTINGS)
+    watched = Watched(lambda step: at_risk.crash(1), among=spares_only)
+    watched.watch(monkeypatch)
+    choosing, chosen = Recovery._chosen, list[int]()
+
+    async def forgetting(recovery: Recovery, stage: Any, halting: Halting) -> Any:
+        choice = await choosing(recovery, stage, halting)
+        if not chosen:
+            for helper in at_risk.helpers:
+                for lineage in helper.service._keeping.copies.lineages:
+                    helper.service._keeping.copies.forget(lineage)
+        chosen.append(choice.step)
+        return choice
+
+    monkeypatch.setattr(Recovery, "_chosen", forgetting)
+    async with world(config, spares=2, guards=watched.made) as at_risk:
+        watched.helpers = at_risk.helpers
+        await at_risk.finish()
+    assert_same_bits(config.run, expected)
+    assert chosen[0] == watched.done
+    assert starts(config.run)[-1][1] == chosen[-1] == 0
 
 
 async def steps_s(path: Path, steps: int, every: int | None) -> tuple[list[float], int]:

@@ -16,6 +16,7 @@ from fusion_p2p.job.guard_terms import (
     Action,
     AskCopy,
     Began,
+    Broken,
     Copy,
     Deciding,
     Durable,
@@ -91,6 +92,22 @@ def test_a_copy_goes_from_each_slice_to_a_spare_and_is_durable_when_all_are_held
     assert state.round is None
     assert state.copies == {Copy(0, 1, S), Copy(1, 1, T)}
     assert describe(state) == "copies of step 1: 2 of 2 slices held by 2 spares"
+
+
+def test_while_an_epoch_is_broken_no_copy_is_ousted() -> None:
+    state, _ = drive(begun(spare(S), every=1), Deciding(1), kept(0, 1, A), kept(1, 1, B), held(0, 1, S), held(1, 1, S))
+    state, _ = drive(state, Deciding(4), kept(0, 4, A), kept(1, 4, B), held(0, 4, S))
+    state, actions = drive(state, Broken(), held(1, 4, S), Tick(), now=1.0)
+    assert actions == []
+    assert {copy.step for copy in state.copies} == {1, 4}
+
+    on, actions = drive(state, Began(CUT, TWO, 4), now=2.0)
+    assert actions == [Durable(4)]
+    assert {copy.step for copy in on.copies} == {4}
+    back, actions = drive(state, Began(CUT, TWO, 1), now=2.0)
+    assert actions == [GoBack(1, frozenset({S}))]
+    assert {copy.step for copy in back.copies} == {1}
+    assert back.round is None
 
 
 def test_without_a_spare_the_peers_guard_each_other() -> None:
@@ -270,6 +287,7 @@ class GuardingMachine(RuleBasedStateMachine):
         self.state, self.now, self.step = Guarding(), 0.0, 0
         self.parts: tuple[Part, ...] = ()
         self.open: int | None = None
+        self.broken = False
         self.sent: dict[tuple[int, int], PeerId] = {}
         self.told: set[tuple[int, int, PeerId]] = set()
         """What guards said that they hold, and have not lost since."""
@@ -294,6 +312,7 @@ class GuardingMachine(RuleBasedStateMachine):
                 assert self.state.round is None or self.state.round.step == step
                 self.sent[index, step] = peer
             case Durable(step):
+                assert not self.broken
                 for index, part in enumerate(self.parts):
                     assert any((index, step, peer) in self.told for peer in PEERS if peer not in part.members)
             case GoBack(peers=peers):
@@ -305,9 +324,16 @@ class GuardingMachine(RuleBasedStateMachine):
         if not same or not self.parts:
             self.parts = (Part(frozenset({first}), MIB), Part(frozenset(others or {first}), 2 * MIB))
         self.told = {told for told in self.told if told[1] <= self.step}
+        self.broken = False
         self.feed(Began(CUT, self.parts, self.step))
 
     @precondition(lambda self: self.parts)
+    @rule()
+    def break_(self) -> None:
+        self.broken = True
+        self.feed(Broken())
+
+    @precondition(lambda self: self.parts and not self.broken)
     @rule()
     def decide(self) -> None:
         self.step += 1
@@ -360,12 +386,14 @@ class GuardingMachine(RuleBasedStateMachine):
     @invariant()
     def no_round_waits_for_nothing(self) -> None:
         if self.state.round is not None:
-            assert any(errand.is_open for errand in self.state.round.errands)
+            assert self.broken or any(errand.is_open for errand in self.state.round.errands)
             for errand, part in zip(self.state.round.errands, self.parts, strict=True):
                 assert errand.guard not in part.members
 
     def teardown(self) -> None:
-        """Nobody says a word any more: whoever is asked is given up in turn."""
+        """An epoch runs, and nobody says a word any more: whoever is asked is given up in turn."""
+        if self.broken:
+            self.begin(A, {B}, 0, same=True)
         for _ in range(len(PEERS) * 15 + 30):
             self.now += TICK_S
             self.feed(Tick())
