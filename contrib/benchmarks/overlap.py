@@ -1,7 +1,8 @@
 """`make bench-emulated ONLY=overlap`: two slices whose values are on their way for as long as they are computed.
 
-Real processes on a shaped link. The same run with sending and computing in turn is what overlap is compared with, and what the
-simulator says about the plan at the seconds that its slices really computed is the ideal.
+Real processes on a shaped link, whose tasks take as long in every run as they did in one before. The same run with sending and
+computing in turn is what overlap is compared with, and what the simulator says about the plan at the seconds that its slices
+really computed is the ideal.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from contrib.testbeds.emulation import emulated_swarm
 from contrib.testbeds.equal_links import FirstRun, busy_of_slices, equal_links, first_run, median_step_s
 from contrib.testbeds.predictions import read_plan
+from contrib.testbeds.task_times import settle
 from fusion_p2p.graph.encoding import decode_graph
 from fusion_p2p.graph.slices import cut
 from fusion_p2p.graph.workload import workload
@@ -27,6 +29,7 @@ MICRO_BATCHES, SEQUENCES = 32, 2
 BASE = 20.0
 """Times that peers are slower than this machine, so that they do not compete for its processors."""
 LATENCY_S = 0.005
+TASKS = "tasks"
 MODEL = {
     "model": "gpt2", "layers": "2", "width": "128", "heads": "4", "context": "64", "dropout": "0", "option": "tied=false",
     "data": "stdlib-text", "optimiser": "sgd", "learning_rate": "0.01", "validate_every": "0", "checkpoint_every": "1000",
@@ -47,18 +50,24 @@ def measure(steps: int = 9) -> dict[str, float]:
             f"link of {8e-6 / pace:.1f} Mbit/s for {first.num_bytes / MICRO_BATCHES / 1e3:.0f} kB each way",
             flush=True,
         )
-        overlapped, peers = _run(Path(name), "overlapped", bed, first, arguments)
-        in_turn, _ = _run(Path(name), "in-turn", bed, first, arguments, ("--in-turn", repr(pace)))
+        kept = ("--task-times", str(Path(name, TASKS)))
+        overlapped, peers = _run(Path(name), "overlapped", bed, first, arguments, kept)
+        in_turn, _ = _run(Path(name), "in-turn", bed, first, arguments, (*kept, "--in-turn", repr(pace)))
         return _figures(overlapped, in_turn, ideal_s(overlapped, replace(bed, peers=peers)))
 
 
 def _balanced(folder: Path, arguments: Sequence[str]) -> FirstRun:
-    """What is computed and sent on links as long busy as peers are, nearly.
+    """What is computed and sent, on links as long busy as peers are; how long tasks take is settled, in `folder` / TASKS.
 
     A peer that waits for its link between two tasks may find its caches cold, and then computes longer than on fast links.
     """
+    (folder / TASKS).mkdir()
     fast = first_run(folder, PEERS, LATENCY_S, BASE, arguments)
-    return first_run(folder, PEERS, LATENCY_S, BASE, arguments, fast.num_bytes / fast.compute_s)
+    noted = ("--task-times", str(folder / TASKS))
+    alike = first_run(folder, PEERS, LATENCY_S, BASE, arguments, fast.num_bytes / fast.compute_s, noted)
+    times_s = settle(folder / TASKS)
+    micro_batch_s = BASE * max(times_s[f"{index} F"] + times_s[f"{index} B"] for index in range(PEERS))
+    return replace(alike, compute_s=MICRO_BATCHES * micro_batch_s)
 
 
 def ideal_s(run: Path, network: Network) -> float:

@@ -58,10 +58,14 @@ def first_run(
     base: float,
     arguments: Sequence[str],
     bytes_per_s: float = FAST_BYTES_PER_S,
+    options: Sequence[str] = (),
 ) -> FirstRun:
-    """Train on such links; peers are `base` times slower than this machine. The rates stay in `folder`."""
+    """Train on such links; peers are `base` times slower than this machine. The rates stay in `folder`.
+
+    options: further ones of `slow_peer.py` for all peers.
+    """
     bed = equal_links(folder, peers, latency_s, bytes_per_s)
-    with emulated_swarm(folder, bed, base) as swarm:
+    with emulated_swarm(folder, bed, base, options=options) as swarm:
         run = swarm.train(f"first-{bytes_per_s:.0f}", arguments)
         network = as_set_up(bed, swarm.ids, slowness(bed, base), folder / RATES, 1.0)
     return FirstRun(rates_times(run, network, WARM_UP), max(busy_of_slices(run)), busiest_bytes(run))

@@ -19,16 +19,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from contrib.testbeds.task_times import TaskTimes
 
-def slow_down(slower: float, rates_folder: Path, rates_times: float = 1.0, until: Path | None = None) -> None:
+
+def _as_measured(used_s: float, *_: Any) -> float:
+    return used_s
+
+
+def slow_down(
+    slower: float, rates_folder: Path, rates_times: float = 1.0, until: Path | None = None, times_folder: Path | None = None
+) -> None:
     """Slow this process's tasks and rates from now on. To be called before anything of `fusion_p2p.peer` is imported.
 
-    until: tasks that end when this file exists are not slowed.
+    until: tasks that end when this file exists are not slowed. times_folder: as `task_times.TaskTimes`.
     """
     from fusion_p2p.device import rates as device_rates
     from fusion_p2p.peer import tasks
 
-    tasks.SliceTasks.perform = slowed(tasks.SliceTasks.perform, slower, until)  # type: ignore[method-assign]
+    tasks.SliceTasks.perform = slowed(  # type: ignore[method-assign]
+        tasks.SliceTasks.perform, slower, until, TaskTimes(times_folder) if times_folder is not None else _as_measured
+    )
     measure_in_processor_time()
     device_rates.rates = _scaled(device_rates.rates, rates_times / slower, rates_folder)
 
@@ -40,14 +50,22 @@ def measure_in_processor_time() -> None:
     device_rates.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment, attr-defined]
 
 
-def slowed(perform: Callable[..., Any], slower: float, until: Path | None = None) -> Callable[..., Any]:
-    """`perform`, which gives an `Outcome`, so many times slower; what it says about its busy seconds is true of it."""
+def slowed(
+    perform: Callable[..., Any],
+    slower: float,
+    until: Path | None = None,
+    times: Callable[..., float] = _as_measured,
+) -> Callable[..., Any]:
+    """`perform`, which gives an `Outcome`, so many times slower; what it says about its busy seconds is true of it.
+
+    times: what a task is taken to need, given the processor seconds that it used and its arguments.
+    """
 
     @functools.wraps(perform)
     def call(*arguments: Any) -> Any:
         begun, used = time.perf_counter(), time.thread_time()
         outcome = perform(*arguments)
-        used = time.thread_time() - used
+        used = times(time.thread_time() - used, *arguments)
         if until is None or not until.exists():
             time.sleep(max(0.0, begun + slower * used - time.perf_counter()))
         return replace(outcome, busy_s=time.perf_counter() - begun)
@@ -71,10 +89,11 @@ def main() -> None:
     parser.add_argument("--rates", type=Path, required=True, help="folder of the figures measured once for all peers")
     parser.add_argument("--rates-times", type=float, default=1.0, help="what they are multiplied with, as calibration.py found")
     parser.add_argument("--until", type=Path, help="not any more when this file exists")
+    parser.add_argument("--task-times", type=Path, help="folder where times of tasks are noted, or kept when they are settled")
     parser.add_argument("--in-turn", type=float, help="send and compute in turn, on links of so many seconds per byte")
     given, rest = parser.parse_known_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as `fusion-peer join` does
-    slow_down(given.slower, given.rates, given.rates_times, given.until)
+    slow_down(given.slower, given.rates, given.rates_times, given.until, given.task_times)
     if given.in_turn is not None:
         from contrib.testbeds.in_turn import take_turns  # of the product, so after slowing down
 

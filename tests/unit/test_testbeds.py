@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from contrib.testbeds.calibration import busy_s
 from contrib.testbeds.emulation import read_testbed, slowness
 from contrib.testbeds.predictions import as_set_up
 from contrib.testbeds.shaping import MAX_SITES, Shape, Shaper, read_shape, shape_of
+from contrib.testbeds.task_times import TaskTimes, settle
 from fusion_p2p.device import rates as device_rates
 from fusion_p2p.device.rates import Rates
 from fusion_p2p.ids import Digest, PeerId
+from fusion_p2p.job.flow import TaskKind
 from fusion_p2p.peer import tasks
 from fusion_p2p.peer.tasks import Outcome
 from fusion_p2p.plan.plan import Plan
@@ -178,6 +181,22 @@ def test_slow_task_waits_in_proportion_to_what_it_computed():
     assert used < 0.05
     assert outcome.loss == 3.0
     assert 0.1 <= outcome.busy_s <= wall_s
+
+
+def test_tasks_take_as_long_as_those_of_their_kind_that_were_noted_before(tmp_path: Path):
+    slices = [SimpleNamespace(_edges=SimpleNamespace(slice=index)) for index in range(2)]
+    forward, backward = (SimpleNamespace(kind=kind) for kind in (TaskKind.FORWARD, TaskKind.BACKWARD))
+    noting = TaskTimes(tmp_path)
+    for used_s in (0.5, 0.01, 0.02):
+        assert noting(used_s, slices[1], forward, {}, None) == used_s
+    noting(0.04, slices[1], backward, {}, None)
+    assert settle(tmp_path) == {"1 F": 0.02, "1 B": 0.04}
+    keeping = TaskTimes(tmp_path)
+    assert [keeping(0.9, slices[1], task, {}, None) for task in (forward, backward)] == [0.02, 0.04]
+    assert keeping(0.9, slices[0], forward, {}, None) == 0.9
+
+    call = slow_peer.slowed(lambda tasks, task: Outcome(), 3.0, times=keeping)
+    assert call(slices[1], backward).busy_s == pytest.approx(0.12, rel=0.2)
 
 
 def test_slow_peer_slows_every_task_and_announces_what_is_left_of_its_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
