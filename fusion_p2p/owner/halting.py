@@ -58,18 +58,15 @@ class Halting:
     def stocks(self) -> Stocks:
         """What everybody has said to have, and the copies we have heard of since then, or at all from who has not answered."""
         stocks = dict(self._stocks)
-        for peer, copies in self._copies().items():
-            if peer in self._links.peers:
-                known = dict(stocks.get(peer, {}))
-                for index, step in copies - self._counted.get(peer, frozenset()):
-                    known[index] = known.get(index, frozenset()) | {step}
-                stocks[peer] = known
+        for peer in self._links.peers:
+            for index, step in self._copies_of(peer) - self._counted.get(peer, frozenset()):
+                known = stocks.get(peer, {})
+                stocks[peer] = {**known, index: known.get(index, frozenset()) | {step}}
         return stocks
 
-    def _copies(self) -> dict[PeerId, frozenset[tuple[int, int]]]:
-        """By peer, of which slice and step it is known to hold a copy."""
-        held = [(peer, index, step) for index, copies in self._guards.held.items() for peer, step in copies]
-        return {peer: frozenset((index, step) for other, index, step in held if other == peer) for peer, _, _ in held}
+    def _copies_of(self, peer: PeerId) -> frozenset[tuple[int, int]]:
+        """The copies that a peer is known to hold, by slice and step."""
+        return frozenset((index, step) for index, held in self._guards.held.items() for other, step in held if other == peer)
 
     def begin(self, reason: str) -> None:
         """Tell all that are left to halt."""
@@ -193,7 +190,7 @@ class Halting:
         self._asked.pop(peer, None)
         self._return_at.pop(peer, None)
         self._stocks[peer] = stock
-        self._counted[peer] = self._copies().get(peer, frozenset())
+        self._counted[peer] = self._copies_of(peer)
         if self._lost.pop(peer, None) is not None:
             log.info("peer=%s is back", peer)
             self._changed = True
