@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
 import time
 from typing import Protocol
 
+OFTEN_S, SELDOM_S = 0.25, 1.0
+"""Between the moments at which a process looks after what comes round again and again: within a second, or not as often."""
+_PHASE_S = random.uniform(0.0, SELDOM_S)
+"""Each process has its own, so that the peers of one machine do not all wake at once."""
+
 
 class Clock(Protocol):
-    """Two readings, both in seconds."""
+    """Two readings, both in seconds, and how long to pause between two rounds of something."""
 
     def now(self) -> float:
         """Monotonic time: for deadlines and durations."""
@@ -15,12 +23,36 @@ class Clock(Protocol):
     def wall(self) -> float:
         """Unix time: for what is shown to people and written into announcements."""
 
+    def pause_s(self, about_s: float) -> float:
+        """How long to pause for about so long, such that many pauses end at one moment.
+
+        To wake a process that idles costs more than most of what it is woken for.
+        """
+
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks. Pauses end at whole seconds, shorter ones at whole quarters, in this process's phase."""
 
     def now(self) -> float:
         return time.monotonic()
 
     def wall(self) -> float:
         return time.time()
+
+    def pause_s(self, about_s: float) -> float:
+        return rounded_s(self.now() - _PHASE_S, about_s)
+
+
+def rounded_s(now: float, about_s: float) -> float:
+    """From `now` to the nearest common moment about so much later; pauses shorter than a quarter second stay as they are."""
+    if about_s < OFTEN_S:
+        return about_s
+    step_s = SELDOM_S if about_s >= SELDOM_S else OFTEN_S
+    return round((now + about_s) / step_s) * step_s - now
+
+
+async def pause_unless(event: asyncio.Event, clock: Clock, about_s: float) -> None:
+    """Pause for about so long, or until the event; at least once let others run."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(clock.pause_s(max(0.0, about_s))):
+            await event.wait()

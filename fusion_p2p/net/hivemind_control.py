@@ -57,7 +57,9 @@ class ControlSocket:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.answered_at = time.monotonic()
-        """When it last did."""
+        """When it last did,"""
+        self.carried_at = self.answered_at
+        """and when it last handed us what somebody else sent on a stream: it lives, asked or not."""
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """The daemon's peer id and the addresses it announces."""

@@ -181,7 +181,7 @@ def _arguments(settings: DaemonSettings, control_path: Path) -> list[str]:
         "id": settings.identity_path,
         "idleTimeout": f"{IDLE_TIMEOUT_S}s",
         "natPortMap": int(settings.map_ports),
-        "autonat": 0,  # reachability is told by our own dial-back
+        "autonat": 0,
         "connManager": 1,
         "relay": 1,
         "relayService": 0,  # p2pd's own relay cuts circuits after 128 KiB half of the time
@@ -203,6 +203,10 @@ def _arguments(settings: DaemonSettings, control_path: Path) -> list[str]:
             "forceReachabilityPrivate": 1,
             "trustedRelays": ",".join(settings.relays),
         }
+    else:
+        # How we are reached is found out by our own dial-back. p2pd would ask others to dial it, again and again, unless it is
+        # told; it does nothing else with the answer here.
+        flags["forceReachabilityPublic"] = 1
     return [str(daemon_binary()), *(f"-{name}={value}" for name, value in flags.items())]
 
 

@@ -123,7 +123,12 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 stored = await self._running().store(
-                    self._key_of(signer), value, self._expires_at, subkey=str(signer), exclude_self=self._transport.is_relayed
+                    self._key_of(signer),
+                    value,
+                    self._expires_at,
+                    subkey=str(signer),
+                    exclude_self=self._transport.is_relayed,
+                    beam_size=BEAM,
                 )
                 # hivemind reports the last node asked, which says no when another node passed the record on to it already.
                 stored = stored or record == (await self._lookup([self._key_of(signer)])).get(signer)

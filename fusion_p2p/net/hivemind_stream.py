@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from fusion_p2p.errors import StreamClosed
 from fusion_p2p.ids import PeerId
-from fusion_p2p.net.hivemind_control import RawStream
+from fusion_p2p.net.hivemind_control import ControlSocket, RawStream
 from fusion_p2p.wire.frames import MAX_CHUNK_BYTES
 
 CLOSE_TIMEOUT_S = 1.0
 
 
 class HivemindStream:
-    """A stream as p2pd handed it over."""
+    """A stream as p2pd handed it over. `control`: of the same p2pd."""
 
-    def __init__(self, raw: RawStream) -> None:
-        self._raw = raw
+    def __init__(self, raw: RawStream, control: ControlSocket) -> None:
+        self._raw, self._control = raw, control
 
     @property
     def remote(self) -> PeerId:
@@ -29,9 +30,11 @@ class HivemindStream:
 
     async def read_exactly(self, count: int) -> bytes:
         try:
-            return await self._raw.reader.readexactly(count)
+            data = await self._raw.reader.readexactly(count)
         except (OSError, EOFError) as error:
             raise self._closed(error) from None
+        self._control.carried_at = time.monotonic()
+        return data
 
     async def read_some(self, buffer: memoryview) -> int:
         try:
@@ -40,6 +43,7 @@ class HivemindStream:
             raise self._closed(error) from None
         if not data and len(buffer):
             raise self._closed(EOFError())
+        self._control.carried_at = time.monotonic()
         buffer[: len(data)] = data
         return len(data)
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+from fusion_p2p.clock import SystemClock
 from fusion_p2p.errors import DeadlinePassed, FusionError, NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.addresses import by_reach, circuit_address, is_peer_id, is_relayed, on_all_hosts, one_peer
@@ -33,7 +34,9 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 60.0
 CHECK_S = 2.0
-"""How often the daemon is asked whether it still answers."""
+"""How often the daemon is looked after: whether it carried something, or else still answers,"""
+ASK_S = 30.0
+"""and how often it is asked even if it carries: it might do that only."""
 ANSWER_S = 2.0
 MAX_MISSED = 2
 """One answer that did not come in time is an accident: we may have been stopped together with it."""
@@ -47,6 +50,7 @@ class HivemindTransport:
 
     def __init__(self, settings: DaemonSettings, folder: Path, daemon: Daemon) -> None:
         self.bandwidth = Bandwidth()
+        self._clock = SystemClock()
         self._settings = settings
         self._folder = folder
         self._daemon = daemon
@@ -110,7 +114,7 @@ class HivemindTransport:
             raise PeerUnreachable(f"{peer[:40]!r} is no peer id")
         try:
             async with asyncio.timeout(timeout_s):
-                stream = HivemindStream(await self._connections.open(peer, protocol, timeout_s))
+                stream = HivemindStream(await self._connections.open(peer, protocol, timeout_s), self._daemon.control)
         except TimeoutError:
             raise DeadlinePassed(f"{peer} did not take a {protocol} stream within {timeout_s:g} s") from None
         self._opened.add(stream)
@@ -156,7 +160,7 @@ class HivemindTransport:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 raw = await accept(reader, writer)
-            stream = HivemindStream(raw)
+            stream = HivemindStream(raw, self._daemon.control)
             self._connections.ways.met(raw.remote, time.monotonic())
             await self._handlers[raw.protocol](stream)
         except StreamClosed as error:  # how every fetch ends
@@ -205,7 +209,7 @@ class HivemindTransport:
         missed = 0
         try:
             while not ending.done():
-                await asyncio.wait([ending], timeout=CHECK_S)
+                await asyncio.wait([ending], timeout=self._clock.pause_s(CHECK_S))
                 missed = 0 if ending.done() or await self._answers() else missed + 1
                 if missed == MAX_MISSED:
                     self._daemon.kill()
@@ -216,11 +220,12 @@ class HivemindTransport:
             ending.cancel()
 
     async def _answers(self) -> bool:
-        if time.monotonic() - self._daemon.control.answered_at < CHECK_S:
+        now, control = time.monotonic(), self._daemon.control
+        if now - control.answered_at < (ASK_S if now - control.carried_at < CHECK_S else CHECK_S):
             return True
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._daemon.control.identify()
+                await control.identify()
         except TimeoutError:
             return False
         except (DaemonRefused, DaemonGone):

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from fusion_p2p import __version__
-from fusion_p2p.clock import SystemClock
+from fusion_p2p.clock import SystemClock, pause_unless
 from fusion_p2p.config import JoinConfig
 from fusion_p2p.device.choose import choose
 from fusion_p2p.device.memory import device_name, free_bytes
@@ -46,7 +46,7 @@ from fusion_p2p.wire.swarm_messages import Reachability
 
 GIB = 1 << 30
 MEGABIT = 1e6 / 8
-VIEW_S = 2.0
+VIEW_S = 3.0
 """Between two looks at what is shown; what the volunteer does is shown at once."""
 
 
@@ -103,7 +103,8 @@ class _Station:
     """Everything that a joined peer consists of, wired together."""
 
     def __init__(self, config: JoinConfig, joined: Joined, bench: Bench, profile: Profile) -> None:
-        clock, meter = SystemClock(), Meter()
+        self._clock = clock = SystemClock()
+        meter = Meter()
         transport = MeteredTransport(joined.transport, meter)
         identity = config.identity or config.state_directory / "join.key"
         self._config, self._bench = config, bench
@@ -159,9 +160,7 @@ class _Station:
             report.state(f"{self._volunteer.describe()}{', coordinating the swarm' if coordinating else ''}")
             report.measured(self._jobs.sample(members=len(self._presence.peers), coordinating=coordinating))
             self._volunteer.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(VIEW_S):
-                    await self._volunteer.changed.wait()
+            await pause_unless(self._volunteer.changed, self._clock, VIEW_S)
 
 
 def _allowed(config: JoinConfig) -> Allowed:

@@ -73,6 +73,7 @@ class JobService:
         self._receiver = ValueReceiver(transport)
         self._voices: dict[PeerId, Voice] = {}
         self._tasks = Supervisor()
+        self._clock = clock
         self._engagements = Engagements(transport, self._receiver, bench, clock, self._tasks, self._say)
         self._keeping = Keeping(blobs, bench, clock, self._tasks, self._engagements.at_work)
         self._engagements.bind(self._keeping)
@@ -176,7 +177,7 @@ class JobService:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(self._clock.pause_s(PULSE_S))
             self._engagements.tick()
             self._keeping.tidy()
             self._guarding.report()

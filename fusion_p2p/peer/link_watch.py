@@ -76,7 +76,7 @@ class LinkWatch:
                 await self._probe(action.peer)
             self._announce()
             pause_s = LOOK_S if self._table.measuring else CALM_LOOK_S
-            await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.5))
+            await asyncio.sleep(self._clock.pause_s(pause_s * self._random.uniform(0.5, 1.5)))
 
     async def _probe(self, peer: PeerId) -> None:
         try:

@@ -7,12 +7,13 @@ to peers chosen at random. Every question to a peer has a deadline; that one doe
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from fusion_p2p.clock import Clock
+from fusion_p2p.clock import Clock, pause_unless
 from fusion_p2p.errors import NetworkError, StreamClosed
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
@@ -20,6 +21,7 @@ from fusion_p2p.net.base import Directory, Transport
 from fusion_p2p.net.identity import Identity
 from fusion_p2p.net.messaging import MessageStream
 from fusion_p2p.peer.loneliness import Loneliness
+from fusion_p2p.peer.lookups import Lookups
 from fusion_p2p.peer.presence_messages import Present
 from fusion_p2p.peer.swarm_questions import SwarmQuestions
 from fusion_p2p.peer.swarm_service import Registrar, SwarmService
@@ -46,8 +48,8 @@ FIRST_LOOKUP_PATIENCE_S = 10.0
 """How long a peer whose directory does not answer holds back from an election it may not be needed in."""
 OBSERVERS = 2
 """How many others are asked whether they reach a suspect."""
-LOOKED_UP_PER_S = 3.0
-"""Announcements that a peer reads from the directory, on average: some 2 KB/s, however large the swarm."""
+CALM_ROUNDS = 3
+"""While everybody who is announced is also a member, of so many rounds of random beats one is held, with one beat."""
 
 
 class Presence:
@@ -71,9 +73,9 @@ class Presence:
         self._others = Acquaintances(transport, profile.network, clock)
         self._view = SwarmView(identity, clock, profile, work, settings, self._others)
         self._beat_now = asyncio.Event()
-        self._looked_up = asyncio.Event()
         self._elected_at = 0.0
-        self._loneliness = Loneliness(transport, self._others, profile.network, clock)
+        loneliness = Loneliness(transport, self._others, profile.network, clock)
+        self._lookups = Lookups(directory, self._view, self._others, loneliness, clock, settings)
         self._service = SwarmService(self._view, self._others, self._step, settings)
         self._questions = SwarmQuestions(self._view, self._others, self._step, settings)
 
@@ -166,7 +168,7 @@ class Presence:
         try:
             async with asyncio.TaskGroup() as self._group:
                 await self._transport.serve(SWARM_PROTOCOL, self._service.serve)
-                for task in (self._announce, self._look_up, self._tick, self._beat_to_coordinator, self._beat_at_random):
+                for task in (self._announce, self._lookups.run, self._tick, self._beat_to_coordinator, self._beat_at_random):
                     self._group.create_task(task())
         finally:
             self._service.closed = True
@@ -183,34 +185,17 @@ class Presence:
             except NetworkError as error:
                 wait_s = 5 * settings.beat_s
                 logger.warning("not announced, trying again in %g s: %s", wait_s, error)
-            await _either(self._view.changed, wait_s)
-
-    async def _look_up(self) -> None:
-        wait_s = self._settings.first_lookup_s
-        while True:
-            try:
-                records = await self._directory.lookup()
-            except NetworkError as error:
-                logger.debug("look-up failed: %s", error)
-            else:
-                self._others.replace_by(records, frozenset(self._view.node.membership.members))
-                self._view.continue_after(self._others.sequence(self.me))
-                self._looked_up.set()
-            alone = not self._view.node.membership.members
-            self._loneliness.notice(alone=alone)
-            longest_s = max(self._settings.lookup_s, len(self._others.peers) / LOOKED_UP_PER_S)
-            wait_s = self._settings.first_lookup_s if alone else min(2 * wait_s, longest_s)
-            await asyncio.sleep(wait_s)
+            await pause_unless(self._view.changed, self._clock, wait_s)
 
     async def _tick(self) -> None:
-        await _either(self._looked_up, FIRST_LOOKUP_PATIENCE_S)
+        await pause_unless(self._lookups.done, self._clock, FIRST_LOOKUP_PATIENCE_S)
         said = self._view.state
         while True:
             self._step(self._view.tick())
             if said != self._view.state:
                 said = self._view.state
                 self._view.changed.set()
-            await asyncio.sleep(self._settings.beat_s / 4)
+            await asyncio.sleep(self._clock.pause_s(self._settings.beat_s / (1 if self._view.calm else 4)))
 
     async def _beat_to_coordinator(self) -> None:
         try:
@@ -219,7 +204,7 @@ class Presence:
                 began = self._clock.now()
                 if self.coordinator is not None and not self.coordinating:
                     await self._beat_and_doubt(self.coordinator.peer)
-                await _either(self._beat_now, self._settings.beat_s - (self._clock.now() - began))
+                await pause_unless(self._beat_now, self._clock, self._settings.beat_s - (self._clock.now() - began))
         finally:
             await self._questions.stop_beating()
 
@@ -230,12 +215,17 @@ class Presence:
 
     async def _beat_at_random(self) -> None:
         """To members and to announced strangers: how newcomers, and partitions that healed, find the coordinator."""
-        await self._looked_up.wait()
-        while True:
-            for peer in self._choose(self._settings.random_beats if self._somebody_to_find() else 1):
+        await self._lookups.done.wait()
+        for number in itertools.count():
+            for peer in self._choose(self._beats_in_round(number)):
                 self._spawn(self._questions.beat(peer))
             lonely = self.coordinator is None or (self.coordinating and not self._view.node.membership.members)
-            await asyncio.sleep(self._settings.beat_s if lonely else self._settings.random_beat_s)
+            await asyncio.sleep(self._clock.pause_s(self._settings.beat_s if lonely else self._settings.random_beat_s))
+
+    def _beats_in_round(self, number: int) -> int:
+        if self._somebody_to_find():
+            return self._settings.random_beats
+        return 1 if number % CALM_ROUNDS == 0 else 0
 
     def _somebody_to_find(self) -> bool:
         """Whether we follow nobody, or somebody is announced of whom our coordinator does not tell."""
@@ -264,6 +254,7 @@ class Presence:
                     self._spawn(self._questions.ask_vote(voter, term))
             case election.Elected():
                 self._elected_at = self._clock.now()
+                self._lookups.hurry()
                 for peer in sorted(self._everybody()):
                     self._spawn(self._questions.beat(peer))
             case election.Followed() | membership.Untold():
@@ -314,12 +305,3 @@ async def _say_goodbye(transport: Transport, peer: PeerId, incarnation: int) -> 
         return
     except (NetworkError, TimeoutError) as error:
         logger.debug("goodbye to %s: %s", peer, error)
-
-
-async def _either(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait for an event, at most so long; at least once let others run."""
-    try:
-        async with asyncio.timeout(max(0.0, timeout_s)):
-            await event.wait()
-    except TimeoutError:
-        pass

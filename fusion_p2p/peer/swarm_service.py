@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from fusion_p2p.errors import DeadlinePassed, NetworkError, StreamClosed, WireError
+from fusion_p2p.errors import NetworkError, StreamClosed, WireError
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.base import Stream
@@ -72,12 +73,14 @@ class SwarmService:
 
     async def _answer_beats(self, messages: MessageStream) -> None:
         """Until they end: whoever beats once only closes the stream then."""
-        with contextlib.suppress(StreamClosed, DeadlinePassed):
-            while True:
-                beat = expect(await messages.receive(timeout_s=NEXT_BEAT_S), Beat)
-                if self.closed:
-                    return
-                await messages.send(self._answer_beat(messages.remote, beat))
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(StreamClosed, TimeoutError):
+            async with asyncio.timeout(NEXT_BEAT_S) as deadline:
+                while not self.closed:
+                    beat = expect(await messages.receive(), Beat)
+                    deadline.reschedule(loop.time() + NEXT_BEAT_S)
+                    if not self.closed:
+                        await messages.send(self._answer_beat(messages.remote, beat))
 
     async def _answer(self, messages: MessageStream, asked: Message) -> None:
         peer = messages.remote

@@ -12,7 +12,15 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.identity import Identity, seal
 from fusion_p2p.net.records import RECORD_DOMAIN
-from fusion_p2p.peer.presence_messages import Present, RosterChanges, changes_since, from_token, sample_of, status_reply
+from fusion_p2p.peer.presence_messages import (
+    Present,
+    RosterChanges,
+    beat_reply,
+    changes_since,
+    from_token,
+    sample_of,
+    status_reply,
+)
 from fusion_p2p.swarm import membership
 from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement, fitted
 from fusion_p2p.swarm.election import Token
@@ -75,6 +83,12 @@ class SwarmView:
     @property
     def coordinating(self) -> bool:
         return self._node.election.coordinating
+
+    @property
+    def calm(self) -> bool:
+        """Whether our coordinator, another peer, answered our last beat: nothing is due before the next one."""
+        silent_s = self._clock.now() - self._node.election.heard_at
+        return self.coordinator is not None and not self.coordinating and silent_s < 1.5 * self._settings.beat_s
 
     @property
     def state(self) -> PeerState:
@@ -189,18 +203,14 @@ class SwarmView:
             told = RosterChanges(0, 0, (), ())  # it has the same roster
         else:
             told = RosterChanges(0, 0, sample_of(members, now, peer, self._settings.heard_lately_s), ())
-        return BeatReply(
-            incarnation=self._node.incarnation,
-            coordinator=from_token(self.coordinator),
-            state=self.state,
-            holds=self._work.holding() is not None,
-            over=members.superseded_by(peer, beat.incarnation),
-            members=told.members,
-            gone=told.gone,
-            since=told.since,
-            roster=told.version,
-            more=told.more,
-            standing=self.standings().get(peer, "") if self.coordinating else "",
+        return beat_reply(
+            self._node.incarnation,
+            self.coordinator,
+            self.state,
+            self._work.holding() is not None,
+            members.superseded_by(peer, beat.incarnation),
+            told,
+            self.standings().get(peer, "") if self.coordinating else "",
         )
 
     def heard_lately(self, within_s: float) -> frozenset[PeerId]:

@@ -18,7 +18,7 @@ from fusion_p2p.wire.swarm_messages import Holding, PeerState
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 3.0
+LOOK_S = 5.0
 """Between two looks at what the volunteer allows: nobody minds seconds, and an idle peer should cost next to nothing."""
 COUNT_S = 10.0
 """Between two looks at the month's traffic."""
@@ -94,7 +94,7 @@ class VolunteerService:
                 while True:
                     self._count()
                     self._step(volunteer.Looked(on_battery(), self._month_bytes))
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(self._clock.pause_s(LOOK_S))
         finally:
             self._traffic.count(self._now())
 

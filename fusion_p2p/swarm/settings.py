@@ -16,7 +16,7 @@ class SwarmSettings:
     random_beat_s: float = 5.0
     """Between two rounds of beats to peers chosen at random: how partitions find each other again."""
     random_beats: int = 2
-    """Peers per such round; one while everybody who is announced is also a member."""
+    """Peers per such round; far fewer while everybody who is announced is also a member."""
     suspect_after_s: float = 3.0
     """Silence after which a peer is suspected: 3 beats, so that two lost ones are no suspicion."""
     confirm_s: float = 3.0
@@ -43,6 +43,8 @@ class SwarmSettings:
     """Between two directory look-ups while the peer knows nobody; it grows twofold up to `lookup_s`."""
     lookup_s: float = 120.0
     """The coordinator tells who is here; look-ups tell how they are reached, and of whom that coordinator does not know."""
+    lookup_as_follower_s: float = 300.0
+    """The same for who follows a coordinator, which looks up for all: short of what is left of any announcement found."""
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_s < self.suspect_after_s <= self.heard_lately_s:
@@ -65,4 +67,5 @@ TEST = SwarmSettings(
     announcement_life_s=60.0,
     first_lookup_s=0.1,
     lookup_s=12.0,
+    lookup_as_follower_s=30.0,
 )

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,7 +23,8 @@ import pytest
 from fusion_p2p.errors import NetworkError, PeerUnreachable, StreamClosed
 from fusion_p2p.net.base import Stream
 from fusion_p2p.net.hivemind import Network, NetworkSettings, open_network
-from fusion_p2p.net.hivemind_transport import HivemindTransport
+from fusion_p2p.net.hivemind_control import ControlSocket
+from fusion_p2p.net.hivemind_transport import CHECK_S, HivemindTransport
 from tests.conformance.echo_peer import PROTOCOL
 from tests.conformance.harness import connected, echo, eventually
 from tests.conformance.test_transport import exchange
@@ -144,6 +146,21 @@ async def test_a_daemon_that_hangs_is_replaced(tmp_path: Path) -> None:
         await eventually(lambda: a.transport.daemon.pid != hung, timeout_s=20)
         print(f"p2pd stopped: replaced after {time.monotonic() - began:.1f} s")
         await reached(b.transport, a.transport.peer_id)
+
+
+async def test_a_daemon_that_carries_is_not_asked_whether_it_answers(tmp_path: Path) -> None:
+    """What it is asked costs an idle peer more than everything else it does in that second."""
+    async with network(tmp_path, "a") as a, network(tmp_path, "b") as b:
+        await a.transport.serve(PROTOCOL, echo)
+        await b.transport.connect(a.transport.addresses)
+        stream = await b.transport.open(a.transport.peer_id, PROTOCOL)
+        with mock.patch.object(ControlSocket, "identify", autospec=True, side_effect=ControlSocket.identify) as asked:
+            until = time.monotonic() + 2.5 * CHECK_S
+            while time.monotonic() < until:
+                await exchange(stream)
+            assert asked.call_count == 0
+            await stream.close()
+            await eventually(lambda: asked.call_count > 0, timeout_s=3 * CHECK_S)
 
 
 @pytest.mark.row(12)

@@ -51,6 +51,9 @@ class LoopClock:
     def wall(self) -> float:
         return 1.7e9 + self._offset_s + asyncio.get_running_loop().time()
 
+    def pause_s(self, about_s: float) -> float:
+        return about_s
+
 
 async def at_once(compute: Callable[[], Computed]) -> Computed:
     """Virtual time has no worker threads."""

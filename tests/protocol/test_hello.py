@@ -34,6 +34,9 @@ class SkewedClock:
     def wall(self) -> float:
         return 1_000_000 + self.now() + self._skew_s
 
+    def pause_s(self, about_s: float) -> float:
+        return about_s
+
 
 class Dialler:
     """Says of each address what it was told to say, after a while."""

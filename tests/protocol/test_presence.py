@@ -10,6 +10,7 @@ import pytest
 
 import fusion_p2p
 from fusion_p2p.net.memory import SimulatedDirectory
+from fusion_p2p.peer.presence import CALM_ROUNDS
 from fusion_p2p.peer.swarm_questions import SwarmQuestions
 from fusion_p2p.swarm.settings import WAN
 from fusion_p2p.wire.swarm_messages import Holding
@@ -276,21 +277,39 @@ def test_every_listing_says_how_a_peer_is_reached() -> None:
     in_virtual_time(scenario())
 
 
-def test_while_nothing_happens_the_directory_is_read_every_other_minute() -> None:
+def test_while_nothing_happens_the_coordinator_reads_the_directory_every_other_minute_and_others_seldom() -> None:
     async def live() -> None:
         async with World(seed=5) as world:
             for _ in range(5):
                 world.add()
             await eventually(world.known_to_all, 30.0)
-            await asyncio.sleep(2 * WAN.lookup_s)  # the pauses grow up to it
+            await asyncio.sleep(2 * WAN.lookup_as_follower_s)  # the pauses grow up to it
             with mock.patch.object(SimulatedDirectory, "lookup", autospec=True, side_effect=SimulatedDirectory.lookup) as read:
                 await asyncio.sleep(10 * WAN.lookup_s)
-            assert 5 * 9 <= read.call_count <= 5 * 10
+            followers = 4 * 10 * WAN.lookup_s / WAN.lookup_as_follower_s
+            assert 9 + followers - 4 <= read.call_count <= 10 + followers
 
     in_virtual_time(live())
 
 
-def test_while_everybody_is_known_a_round_of_random_beats_is_one_and_with_strangers_more() -> None:
+def test_a_peer_that_is_elected_reads_the_directory_at_once() -> None:
+    async def live() -> None:
+        async with World(seed=7) as world:
+            for _ in range(4):
+                world.add()
+            await eventually(world.known_to_all, 30.0)
+            await asyncio.sleep(2 * WAN.lookup_as_follower_s)
+            first = world.leader.me
+            with mock.patch.object(SimulatedDirectory, "lookup", autospec=True, side_effect=SimulatedDirectory.lookup) as read:
+                await world.kill(first)
+                await eventually(world.complete, 30.0)
+                readers = {call.args[0] for call in read.call_args_list}
+            assert world.nodes[world.leader.me].directory in readers
+
+    in_virtual_time(live())
+
+
+def test_while_everybody_is_known_few_random_beats_are_sent_and_with_strangers_more() -> None:
     async def live() -> None:
         async with World(seed=6) as world:
             for _ in range(6):
@@ -300,7 +319,8 @@ def test_while_everybody_is_known_a_round_of_random_beats_is_one_and_with_strang
             calm = await beats_at_random(20)
             world.network.freeze(min(set(world.presences) - {world.leader.me}))
             await asyncio.sleep(3 * WAN.heard_lately_s)  # it is evicted, and still announced
-            assert calm <= 6 * 20 < await beats_at_random(20)
+            assert 6 * 20 / CALM_ROUNDS - 6 <= calm <= 6 * 20 / CALM_ROUNDS + 6
+            assert await beats_at_random(20) > 6 * 20
 
     in_virtual_time(live())
 

@@ -84,6 +84,9 @@ class LoopClock:
     def wall(self) -> float:
         return 1.7e9 + self.now()
 
+    def pause_s(self, about_s: float) -> float:
+        return about_s
+
 
 class TimedThread:
     """Stands for `ComputeThread`: runs a call at once, and gives its result when the time that it stands for has passed."""
