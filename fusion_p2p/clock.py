@@ -10,12 +10,10 @@ from typing import Protocol
 
 OFTEN_S, SELDOM_S = 0.25, 1.0
 """Between the moments at which a process looks after what comes round again and again: within a second, or not as often."""
-_PHASE_S = random.uniform(0.0, SELDOM_S)
-"""Each process has its own, so that the peers of one machine do not all wake at once."""
 
 
 class Clock(Protocol):
-    """Two readings, both in seconds, and how long to pause between two rounds of something."""
+    """Two readings, both in seconds, and how long to pause between two rounds of something, so that a process wakes seldom."""
 
     def now(self) -> float:
         """Monotonic time: for deadlines and durations."""
@@ -23,15 +21,23 @@ class Clock(Protocol):
     def wall(self) -> float:
         """Unix time: for what is shown to people and written into announcements."""
 
-    def pause_s(self, about_s: float) -> float:
-        """How long to pause for about so long, such that many pauses end at one moment.
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
+        """How long to pause for about so long, such that many pauses end at one moment; often: at any in a second.
 
         To wake a process that idles costs more than most of what it is woken for.
         """
 
+    def keep_step(self, moment: float) -> None:
+        """From now on pauses end in step with this moment, on the clock of `now`."""
+
 
 class SystemClock:
-    """The machine's own clocks. Pauses end at whole seconds, shorter ones at whole quarters, in this process's phase."""
+    """The machine's own clocks. Pauses end at whole seconds, shorter ones at whole quarters, in the phase of this process.
+
+    All clocks of a process have one phase, because it is the process that wakes; peers of one machine have different ones.
+    """
+
+    _phase_s = random.uniform(0.0, SELDOM_S)
 
     def now(self) -> float:
         return time.monotonic()
@@ -39,15 +45,18 @@ class SystemClock:
     def wall(self) -> float:
         return time.time()
 
-    def pause_s(self, about_s: float) -> float:
-        return rounded_s(self.now() - _PHASE_S, about_s)
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
+        return rounded_s(self.now() - SystemClock._phase_s, about_s, often=often)
+
+    def keep_step(self, moment: float) -> None:
+        SystemClock._phase_s = moment % SELDOM_S
 
 
-def rounded_s(now: float, about_s: float) -> float:
+def rounded_s(now: float, about_s: float, *, often: bool = False) -> float:
     """From `now` to the nearest common moment about so much later; pauses shorter than a quarter second stay as they are."""
     if about_s < OFTEN_S:
         return about_s
-    step_s = SELDOM_S if about_s >= SELDOM_S else OFTEN_S
+    step_s = SELDOM_S if about_s >= SELDOM_S and not often else OFTEN_S
     return round((now + about_s) / step_s) * step_s - now
 
 

@@ -201,17 +201,26 @@ class Presence:
         try:
             while True:
                 self._beat_now.clear()
-                began = self._clock.now()
+                began, again_s = self._clock.now(), 0.0
                 if self.coordinator is not None and not self.coordinating:
-                    await self._beat_and_doubt(self.coordinator.peer)
-                await pause_unless(self._beat_now, self._clock, self._settings.beat_s - (self._clock.now() - began))
+                    again_s = await self._beat_and_doubt(self.coordinator.peer)
+                if again_s:
+                    self._clock.keep_step(began + again_s)
+                wait_s = (again_s or self._settings.beat_s) - (self._clock.now() - began)
+                await pause_unless(self._beat_now, self._clock, wait_s)
         finally:
             await self._questions.stop_beating()
 
-    async def _beat_and_doubt(self, coordinator: PeerId) -> None:
-        """A coordinator that does not answer and is reached by nobody has gone, however short its silence."""
-        if not await self._questions.beat_regularly(coordinator):
+    async def _beat_and_doubt(self, coordinator: PeerId) -> float:
+        """When it wants the next one; 0 when it does not mind.
+
+        A coordinator that does not answer and is reached by nobody has gone, however short its silence.
+        """
+        reply, beat_s = await self._questions.beat_regularly(coordinator), self._settings.beat_s
+        if reply is None:
             self._spawn(self._questions.doubt(coordinator, self._observers(coordinator)))
+            return 0.0
+        return reply.again_s if beat_s / 2 <= reply.again_s <= 1.5 * beat_s else 0.0
 
     async def _beat_at_random(self) -> None:
         """To members and to announced strangers: how newcomers, and partitions that healed, find the coordinator."""

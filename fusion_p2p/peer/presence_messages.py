@@ -93,6 +93,7 @@ def beat_reply(
     over: int | None,
     told: RosterChanges,
     standing: str,
+    again_s: float,
 ) -> BeatReply:
     """What we say of ourselves and tell of others. While nothing changes it is the same for all, and made only once."""
     return BeatReply(
@@ -107,6 +108,7 @@ def beat_reply(
         roster=told.version,
         more=told.more,
         standing=standing,
+        again_s=again_s,
     )
 
 

@@ -34,8 +34,8 @@ class SwarmQuestions:
         self._settings = settings
         self._conversation = Conversation(others)
 
-    async def beat_regularly(self, peer: PeerId) -> bool:
-        """Whether it answered. The stream stays open for the next beat; not for several tasks at once."""
+    async def beat_regularly(self, peer: PeerId) -> BeatReply | None:
+        """What it answered. The stream stays open for the next beat; not for several tasks at once."""
         return await self._beat(peer, self._conversation)
 
     async def stop_beating(self) -> None:
@@ -44,17 +44,17 @@ class SwarmQuestions:
 
     async def beat(self, peer: PeerId) -> bool:
         """Whether it answered."""
-        return await self._beat(peer, self._others)
+        return await self._beat(peer, self._others) is not None
 
-    async def _beat(self, peer: PeerId, way: Acquaintances | Conversation) -> bool:
+    async def _beat(self, peer: PeerId, way: Acquaintances | Conversation) -> BeatReply | None:
         (beat, number), asked_at = self._view.make_beat(peer), self._view.now()
         reply = await _ask(way, peer, beat, self._settings.suspect_after_s)
         if not isinstance(reply, BeatReply):
-            return False
+            return None
         self._view.acknowledge(peer, number)
         self._view.note_standing(peer, reply.standing)
         self._step(reply_arrived(peer, reply, asked_at))
-        return True
+        return reply
 
     async def ask_vote(self, voter: PeerId, term: int) -> None:
         question = VoteRequest(term=term, incarnation=self._view.node.incarnation)

@@ -28,6 +28,9 @@ from fusion_p2p.swarm.node import Action, Event, Node, Tick, begin, step
 from fusion_p2p.swarm.settings import SwarmSettings
 from fusion_p2p.wire.swarm_messages import Beat, BeatReply, Holding, JobStatus, Links, PeerState, StatusReply
 
+PUNCTUAL_S = 0.01
+"""Beats that come so close to the moments at which a coordinator looks up are left alone."""
+
 
 class WorkView(Protocol):
     """What has to be known of the work this peer does."""
@@ -211,7 +214,14 @@ class SwarmView:
             members.superseded_by(peer, beat.incarnation),
             told,
             self.standings().get(peer, "") if self.coordinating else "",
+            self._again_s() if self.coordinating else 0.0,
         )
+
+    def _again_s(self) -> float:
+        """When who beats to us is to do so again, for beats to come when we look up anyway; 0 when this one just did."""
+        beat_s = self._settings.beat_s
+        pause_s = self._clock.pause_s(beat_s, often=True)
+        return 0.0 if abs(pause_s - beat_s) <= PUNCTUAL_S else pause_s
 
     def heard_lately(self, within_s: float) -> frozenset[PeerId]:
         """Members heard in the last seconds."""

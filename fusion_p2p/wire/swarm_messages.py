@@ -95,6 +95,9 @@ class BeatReply(Message):
     """The roster has changes after these, which did not fit: beat again at once."""
     standing: Text = ""
     """What the coordinator has for the asker to do, in words for its volunteer; empty from who does not coordinate."""
+    again_s: Seconds = 0.0
+    """After the beat that is answered, the asker beats again when so much has passed, so that many beats come together; 0: as
+    it does anyway."""
 
 
 class VoteRequest(Message):

@@ -11,6 +11,7 @@ from typing import Any
 import async_solipsism
 
 import fusion_p2p
+from fusion_p2p.clock import rounded_s
 from fusion_p2p.ids import PeerId
 from fusion_p2p.net.blobs import BlobServer
 from fusion_p2p.net.memory import SimulatedNetwork, SimulatedPeer
@@ -51,8 +52,25 @@ class LoopClock:
     def wall(self) -> float:
         return 1.7e9 + self._offset_s + asyncio.get_running_loop().time()
 
-    def pause_s(self, about_s: float) -> float:
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
         return about_s
+
+    def keep_step(self, moment: float) -> None:
+        """Nobody pauses for its sake."""
+
+
+class WakingClock(LoopClock):
+    """One that has pauses end together, as the clock of a process does, in a phase of its own."""
+
+    def __init__(self, phase_s: float, offset_s: float = 0.0) -> None:
+        super().__init__(offset_s)
+        self._phase_s = phase_s
+
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
+        return rounded_s(self.now() - self._phase_s, about_s, often=often)
+
+    def keep_step(self, moment: float) -> None:
+        self._phase_s = moment
 
 
 async def at_once(compute: Callable[[], Computed]) -> Computed:

@@ -34,8 +34,11 @@ class SkewedClock:
     def wall(self) -> float:
         return 1_000_000 + self.now() + self._skew_s
 
-    def pause_s(self, about_s: float) -> float:
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
         return about_s
+
+    def keep_step(self, moment: float) -> None:
+        """Nobody pauses for its sake."""
 
 
 class Dialler:

@@ -9,12 +9,15 @@ from unittest import mock
 import pytest
 
 import fusion_p2p
+from fusion_p2p.clock import OFTEN_S
+from fusion_p2p.ids import PeerId
 from fusion_p2p.net.memory import SimulatedDirectory
 from fusion_p2p.peer.presence import CALM_ROUNDS
 from fusion_p2p.peer.swarm_questions import SwarmQuestions
+from fusion_p2p.peer.swarm_view import SwarmView
 from fusion_p2p.swarm.settings import WAN
-from fusion_p2p.wire.swarm_messages import Holding
-from tests.protocol.swarm_world import PROFILE, LoopClock, World, always, eventually, in_virtual_time
+from fusion_p2p.wire.swarm_messages import Beat, Holding
+from tests.protocol.swarm_world import PROFILE, LoopClock, WakingClock, World, always, eventually, in_virtual_time
 
 ELECTION_S = WAN.quiet_s + 2 * WAN.vote_s + 2.0
 FAILOVER_S = WAN.suspect_after_s + 2 * WAN.vote_s + 2.0
@@ -321,6 +324,48 @@ def test_while_everybody_is_known_few_random_beats_are_sent_and_with_strangers_m
             await asyncio.sleep(3 * WAN.heard_lately_s)  # it is evicted, and still announced
             assert 6 * 20 / CALM_ROUNDS - 6 <= calm <= 6 * 20 / CALM_ROUNDS + 6
             assert await beats_at_random(20) > 6 * 20
+
+    in_virtual_time(live())
+
+
+def test_beats_come_to_the_coordinator_when_it_looks_up_anyway() -> None:
+    async def live() -> None:
+        async with World(seed=8) as world:
+            for number in range(12):
+                world.add(clock=WakingClock(0.083 * number))
+            await eventually(world.known_to_all, 30.0)
+            await asyncio.sleep(10.0)
+            moments, note_beat = list[float](), SwarmView.note_beat
+
+            def note(view: SwarmView, peer: PeerId, beat: Beat) -> None:
+                if view.coordinating:
+                    moments.append(view.now() % OFTEN_S)
+                note_beat(view, peer, beat)
+
+            with mock.patch.object(SwarmView, "note_beat", note):
+                await asyncio.sleep(20.0)
+            assert 11 * 19 <= len(moments) <= 11 * 21
+            apart_s = [abs(one - moments[0]) for one in moments]
+            assert max(min(one, OFTEN_S - one) for one in apart_s) < 0.04
+
+    in_virtual_time(live())
+
+
+@pytest.mark.parametrize("again_s", [0.01, 3.0, 1e6])
+def test_a_coordinator_that_asks_for_too_many_beats_or_too_few_gets_one_a_second(again_s: float) -> None:
+    async def live() -> None:
+        async with World(seed=9) as world:
+            for _ in range(4):
+                world.add()
+            await eventually(world.known_to_all, 30.0)
+            with (
+                mock.patch.object(SwarmView, "_again_s", return_value=again_s),
+                mock.patch.object(SwarmView, "note_beat", autospec=True, side_effect=SwarmView.note_beat) as noted,
+            ):
+                await asyncio.sleep(20.0)
+            beats = sum(call.args[0].coordinating for call in noted.call_args_list)
+            assert 3 * 19 <= beats <= 3 * 21
+            assert world.known_to_all()
 
     in_virtual_time(live())
 

@@ -26,7 +26,7 @@ from fusion_p2p.peer.presence import Presence
 from fusion_p2p.peer.swarm_view import WorkView
 from fusion_p2p.swarm.settings import WAN, SwarmSettings
 from fusion_p2p.wire.swarm_messages import SWARM_PROTOCOL
-from tests.protocol.swarm_world import PROFILE, LoopClock, Work, at_once
+from tests.protocol.swarm_world import PROFILE, LoopClock, WakingClock, Work, at_once
 from tests.scenarios.hosts import Host, HostDirectory, HostTransport, Replays
 
 FEWEST = 2
@@ -109,7 +109,7 @@ class Swarm:
     def start(self, skew_s: float = 0.0, identity: Identity | None = None) -> PeerId:
         """A new peer, or one that comes back with its identity."""
         node = self.network.join(identity=identity)
-        host, clock = Host(), LoopClock(skew_s)
+        host, clock = Host(), WakingClock(random.Random(node.peer_id).random(), skew_s)
         transport = HostTransport(node.transport, host, self.replays)
         self.machines[node.peer_id] = self._boot(node, host, transport, clock)
         self._known[node.peer_id] = None

@@ -84,8 +84,11 @@ class LoopClock:
     def wall(self) -> float:
         return 1.7e9 + self.now()
 
-    def pause_s(self, about_s: float) -> float:
+    def pause_s(self, about_s: float, *, often: bool = False) -> float:
         return about_s
+
+    def keep_step(self, moment: float) -> None:
+        """Nobody pauses for its sake."""
 
 
 class TimedThread:
