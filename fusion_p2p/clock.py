@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from typing import Protocol
 
 OFTEN_S, SELDOM_S = 0.25, 1.0
 """Between the moments at which a process looks after what comes round again and again: within a second, or not as often."""
+LENIENCY_S = 0.02
+"""A pause is rather that much longer than cut by a second because a clock is not exact."""
 
 
 class Clock(Protocol):
@@ -53,11 +56,15 @@ class SystemClock:
 
 
 def rounded_s(now: float, about_s: float, *, often: bool = False) -> float:
-    """From `now` to the nearest common moment about so much later; pauses shorter than a quarter second stay as they are."""
+    """From `now` to the nearest quarter of a second about so much later; to the last whole second until then if it is longer.
+
+    Pauses shorter than a quarter stay as they are.
+    """
     if about_s < OFTEN_S:
         return about_s
-    step_s = SELDOM_S if about_s >= SELDOM_S and not often else OFTEN_S
-    return round((now + about_s) / step_s) * step_s - now
+    if about_s < SELDOM_S or often:
+        return round((now + about_s) / OFTEN_S) * OFTEN_S - now
+    return math.floor((now + about_s + LENIENCY_S) / SELDOM_S) * SELDOM_S - now
 
 
 async def pause_unless(event: asyncio.Event, clock: Clock, about_s: float) -> None:

@@ -73,6 +73,7 @@ class Presence:
         self._others = Acquaintances(transport, profile.network, clock)
         self._view = SwarmView(identity, clock, profile, work, settings, self._others)
         self._beat_now = asyncio.Event()
+        self._lost = asyncio.Event()
         self._elected_at = 0.0
         loneliness = Loneliness(transport, self._others, profile.network, clock)
         self._lookups = Lookups(directory, self._view, self._others, loneliness, clock, settings)
@@ -195,7 +196,8 @@ class Presence:
             if said != self._view.state:
                 said = self._view.state
                 self._view.changed.set()
-            await asyncio.sleep(self._clock.pause_s(self._settings.beat_s / (1 if self._view.calm else 4)))
+            self._lost.clear()
+            await pause_unless(self._lost, self._clock, self._settings.beat_s / (1 if self._view.calm else 4))
 
     async def _beat_to_coordinator(self) -> None:
         try:
@@ -266,6 +268,8 @@ class Presence:
                 self._lookups.hurry()
                 for peer in sorted(self._everybody()):
                     self._spawn(self._questions.beat(peer))
+            case election.Lost():
+                self._lost.set()
             case election.Followed() | membership.Untold():
                 self._beat_now.set()
             case election.Rumoured(token):

@@ -328,6 +328,20 @@ def test_while_everybody_is_known_few_random_beats_are_sent_and_with_strangers_m
     in_virtual_time(live())
 
 
+@pytest.mark.parametrize("past_s", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_coordinator_that_leaves_a_calm_swarm_is_replaced_at_once(past_s: float) -> None:
+    async def live() -> None:
+        async with World(seed=10) as world:
+            for number in range(5):
+                world.add(clock=WakingClock(0.2 * number))
+            await eventually(world.known_to_all, 30.0)
+            await asyncio.sleep(20.0 + past_s)
+            await world.stop(world.leader.me)
+            assert await eventually(world.agreed, 5.0) < 0.5
+
+    in_virtual_time(live())
+
+
 def test_beats_come_to_the_coordinator_when_it_looks_up_anyway() -> None:
     async def live() -> None:
         async with World(seed=8) as world:

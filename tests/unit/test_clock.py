@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_p2p.clock import OFTEN_S, SELDOM_S, SystemClock, rounded_s
+from fusion_p2p.clock import LENIENCY_S, OFTEN_S, SELDOM_S, SystemClock, rounded_s
 
 SOME_DAYS_S = 1e6
 
 
-@given(st.floats(0.0, SOME_DAYS_S), st.floats(OFTEN_S, 600.0))
-def test_a_pause_is_about_as_long_as_asked_and_ends_when_others_end(now: float, about_s: float) -> None:
-    pause_s, step_s = rounded_s(now, about_s), SELDOM_S if about_s >= SELDOM_S else OFTEN_S
-    assert abs(pause_s - about_s) <= step_s / 2 + 1e-6
+@given(st.floats(0.0, SOME_DAYS_S), st.floats(OFTEN_S, 600.0), st.booleans())
+def test_a_pause_is_about_as_long_as_asked_and_ends_when_others_end(now: float, about_s: float, often: bool) -> None:
+    pause_s = rounded_s(now, about_s, often=often)
+    if about_s < SELDOM_S or often:
+        step_s, shortest_s, longest_s = OFTEN_S, about_s - OFTEN_S / 2, about_s + OFTEN_S / 2
+    else:
+        step_s, shortest_s, longest_s = SELDOM_S, about_s + LENIENCY_S - SELDOM_S, about_s + LENIENCY_S
+    assert shortest_s - 1e-6 <= pause_s <= longest_s + 1e-6
     assert pause_s > 0
     ends = (now + pause_s) / step_s
     assert ends == pytest.approx(round(ends), abs=1e-6)
