@@ -197,7 +197,8 @@ class Presence:
                 said = self._view.state
                 self._view.changed.set()
             self._lost.clear()
-            await pause_unless(self._lost, self._clock, self._settings.beat_s / (1 if self._view.calm else 4))
+            # No more seldom: a busy machine wakes us up to a second late, and who slept longer takes back what it suspects.
+            await pause_unless(self._lost, self._clock, self._settings.beat_s / (2 if self._view.calm else 4))
 
     async def _beat_to_coordinator(self) -> None:
         try:
