@@ -2,7 +2,8 @@
 
     * A peer gives one vote per term, none while it hears a live coordinator, none for `quiet_s` after a start.
     * When the coordinator falls silent, peers become candidates one after another (`rank` x `stagger_s`): standby before slice
-      holders, directly reachable first, longest here first. So the first candidate usually stands alone.
+      holders, directly reachable first, longest here first. So the first candidate usually stands alone; who stood in vain
+      draws a lot.
     * A majority is counted over the peers heard lately; one peer alone is a swarm of one.
     * After a partition heals there are two coordinators: the one with the lower token steps down when it hears of the higher.
     * What others tell of a coordinator counts only until we found it, or a later one, silent ourselves; then we ask it. What
@@ -14,6 +15,7 @@ Election keeps the swarm live. That a run stays right is the owner's part: it ob
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
@@ -23,6 +25,8 @@ from fusion_p2p.swarm.settings import SwarmSettings
 
 MAX_LEAP = 1 << 20
 """Elections that a peer may have missed. Who lies about the term gains no more than this by a message."""
+LOT_STAGGERS = 4
+"""Two seconds, between ticks a quarter of a second apart."""
 MAX_TERM = 1 << 52
 """Only a lie told to a newcomer leads here: it forgets all terms then, and learns the true one."""
 
@@ -322,12 +326,18 @@ def _tick(state: Election, others: frozenset[PeerId], rank: int, now: float, set
     return _stand(state, others, rank, now, settings)
 
 
+def _lot_s(state: Election, settings: SwarmSettings) -> float:
+    """How long to hold back after a candidacy in vain, by lot: two that stand at the same moments would do so for ever."""
+    lot = hashlib.blake2b(f"{state.me}/{state.term}".encode(), digest_size=4).digest()
+    return int.from_bytes(lot) / (1 << 32) * LOT_STAGGERS * settings.stagger_s
+
+
 def _stand(state: Election, others: frozenset[PeerId], rank: int, now: float, settings: SwarmSettings) -> Step:
     """Without a coordinator: give up a candidacy that took too long, or become a candidate when it is our turn."""
     if state.candidacy is not None:
         if now < state.candidacy.until:
             return state, ()
-        state = state._replace(candidacy=None, vacant_since=now)
+        state = state._replace(candidacy=None, vacant_since=now + _lot_s(state, settings))
     if now < state.vacant_since + rank * settings.stagger_s:
         return state, ()
     if state.term >= MAX_TERM:

@@ -14,8 +14,9 @@ from tests.scenarios.playing import play_many, settle
 from tests.scenarios.swarm import Swarm
 
 BLOCKS, SMALL, LARGE = 10, 50, 2
-BROKE_ONCE = [(1_000_004, 60, 60)]
-"""A partition left two peers among followers of a coordinator whose term was lower than that of the one they had lost."""
+BROKE_ONCE = [(1_000_004, 60, 60), (1_000_304, 5, 9)]
+"""A partition left two peers among followers of a coordinator whose term was lower than that of the one they had lost;
+and two alone, who stood for election at the same moments again and again."""
 CROWD, CHANGES_IN_A_PIECE = 24, 5
 
 
