@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,7 +63,6 @@ def to_token(coordinator: Coordinator | None) -> Token | None:
     return None if coordinator is None else Token(coordinator.term, PeerId(coordinator.peer))
 
 
-@functools.lru_cache(64)
 def from_token(token: Token | None) -> Coordinator | None:
     return None if token is None else Coordinator(term=token.term, peer=token.peer)
 
@@ -81,34 +79,6 @@ def reply_arrived(peer: PeerId, reply: BeatReply, asked_at: float) -> ReplyArriv
         roster = RosterTold(peer, reply.since, reply.roster, members, gone, complete=not reply.more)
     return ReplyArrived(
         peer, reply.incarnation, reply.holds, to_token(reply.coordinator), reply.over, members, roster, asked_at
-    )
-
-
-@functools.lru_cache(64)
-def beat_reply(
-    incarnation: int,
-    coordinator: Token | None,
-    state: PeerState,
-    holds: bool,
-    over: int | None,
-    told: RosterChanges,
-    standing: str,
-    again_s: float,
-) -> BeatReply:
-    """What we say of ourselves and tell of others. While nothing changes it is the same for all, and made only once."""
-    return BeatReply(
-        incarnation=incarnation,
-        coordinator=from_token(coordinator),
-        state=state,
-        holds=holds,
-        over=over,
-        members=told.members,
-        gone=told.gone,
-        since=told.since,
-        roster=told.version,
-        more=told.more,
-        standing=standing,
-        again_s=again_s,
     )
 
 

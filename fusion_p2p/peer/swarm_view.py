@@ -12,15 +12,7 @@ from fusion_p2p.ids import PeerId
 from fusion_p2p.net.acquaintances import Acquaintances
 from fusion_p2p.net.identity import Identity, seal
 from fusion_p2p.net.records import RECORD_DOMAIN
-from fusion_p2p.peer.presence_messages import (
-    Present,
-    RosterChanges,
-    beat_reply,
-    changes_since,
-    from_token,
-    sample_of,
-    status_reply,
-)
+from fusion_p2p.peer.presence_messages import Present, RosterChanges, changes_since, from_token, sample_of, status_reply
 from fusion_p2p.swarm import membership
 from fusion_p2p.swarm.announcement import Announcement, Profile, announce, encode_announcement, fitted
 from fusion_p2p.swarm.election import Token
@@ -206,15 +198,19 @@ class SwarmView:
             told = RosterChanges(0, 0, (), ())  # it has the same roster
         else:
             told = RosterChanges(0, 0, sample_of(members, now, peer, self._settings.heard_lately_s), ())
-        return beat_reply(
-            self._node.incarnation,
-            self.coordinator,
-            self.state,
-            self._work.holding() is not None,
-            members.superseded_by(peer, beat.incarnation),
-            told,
-            self.standings().get(peer, "") if self.coordinating else "",
-            self._again_s() if self.coordinating else 0.0,
+        return BeatReply(
+            incarnation=self._node.incarnation,
+            coordinator=from_token(self.coordinator),
+            state=self.state,
+            holds=self._work.holding() is not None,
+            over=members.superseded_by(peer, beat.incarnation),
+            members=told.members,
+            gone=told.gone,
+            since=told.since,
+            roster=told.version,
+            more=told.more,
+            standing=self.standings().get(peer, "") if self.coordinating else "",
+            again_s=self._again_s() if self.coordinating else 0.0,
         )
 
     def _again_s(self) -> float:

@@ -141,7 +141,7 @@ def step(state: Node, event: Event, now: float, settings: SwarmSettings) -> Step
         case BeatArrived():
             heard = membership.Heard(event.peer, event.incarnation, event.holds, event.sequence)
             late = state.membership.is_late(event.peer, event.incarnation, event.sequence)
-            claims = [] if late else _claims(state, event.peer, event.coordinator)
+            claims = [] if late else _claims(event.peer, event.coordinator)
             return _run(state, [heard, *claims], now, settings)
         case ReplyArrived():
             return _reply(state, event, now, settings)
@@ -180,12 +180,10 @@ def _run(state: Node, events: Iterable[_Inner], now: float, settings: SwarmSetti
     return state, tuple(actions)
 
 
-def _claims(state: Node, peer: PeerId, claimed: Token | None) -> list[_Inner]:
+def _claims(peer: PeerId, claimed: Token | None) -> list[_Inner]:
     """What a peer's words about the coordinator mean: its own claim, hearsay, or that our coordinator disowns the term."""
     if claimed is not None and claimed.peer == peer:
         return [election.HeardCoordinator(claimed)]
-    if claimed is not None and claimed == state.election.coordinator:
-        return []  # it follows whom we follow, perhaps us
     events: list[_Inner] = [election.CoordinatorGone(peer)]
     if claimed is not None:
         events.append(election.ToldOfCoordinator(claimed))
@@ -198,7 +196,7 @@ def _reply(state: Node, event: ReplyArrived, now: float, settings: SwarmSettings
         state = replace(state, incarnation=event.over + 1)
         returned = (Returned(state.incarnation),)
     heard = membership.Heard(event.peer, event.incarnation, event.holds)
-    claims = _claims(state, event.peer, event.coordinator)
+    claims = _claims(event.peer, event.coordinator)
     if state.election.heard_at > event.asked_at:  # it may have said so before it was elected
         claims = [claim for claim in claims if not isinstance(claim, election.CoordinatorGone)]
     state, actions = _run(state, [heard, *claims], now, settings)

@@ -43,37 +43,22 @@ class Record(BaseModel):
 
 
 class MessageSet:
-    """The messages of one protocol, by kind. What is said several times in a row is encoded, or decoded, once."""
+    """The messages of one protocol, by kind."""
 
     def __init__(self, *types: type[Message]) -> None:
         self._types = {message.kind: message for message in types}
-        self._encoded: tuple[Message | None, bytes] = None, b""
-        self._decoded: tuple[Message | None, bytes] = None, b""
 
     def encode(self, message: Message) -> bytes:
         """The message with its length in front. ValueError when it is not of this set or too large: our own fault."""
-        before, data = self._encoded
-        if message is before:
-            return data
         if self._types.get(message.kind) is not type(message):
             raise ValueError(f"{type(message).__name__} is not a message of this protocol")
         body: bytes = msgpack.packb({"kind": message.kind, **message.model_dump()})
         if len(body) > MAX_MESSAGE_BYTES:
             raise ValueError(f"{message.kind} of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}")
-        data = len(body).to_bytes(LENGTH_BYTES, "big") + body
-        self._encoded = message, data
-        return data
+        return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
     def decode(self, body: bytes) -> Message:
         """The message in `body` (without the length). WireError for anything but a well-formed message of this set."""
-        before, data = self._decoded
-        if before is not None and body == data:
-            return before
-        message = self._read(body)
-        self._decoded = message, body
-        return message
-
-    def _read(self, body: bytes) -> Message:
         fields = unpack(body)
         if not isinstance(fields, dict):
             raise WireError("control message is not a map")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import msgpack
@@ -29,16 +28,6 @@ def test_every_message_comes_back_as_it_was(messages: MessageSet, message: Messa
     data = messages.encode(message)
     assert body_length(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
     assert messages.decode(data[LENGTH_BYTES:]) == message
-
-
-@pytest.mark.parametrize(("messages", "message"), ALL, ids=lambda value: getattr(value, "kind", ""))
-def test_what_is_said_again_is_the_same_whatever_was_said_between(messages: MessageSet, message: Message):
-    body = messages.encode(message)[LENGTH_BYTES:]
-    for between in (b"", body[:-1], *(messages.encode(other)[LENGTH_BYTES:] for other in examples(messages))):
-        with contextlib.suppress(WireError):
-            messages.decode(between)
-        assert messages.encode(message)[LENGTH_BYTES:] == body
-        assert messages.decode(body) == message == messages.decode(body)
 
 
 @pytest.mark.parametrize(("messages", "message"), ALL, ids=lambda value: getattr(value, "kind", ""))
