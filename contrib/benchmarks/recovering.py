@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import signal
 import statistics
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from contrib.benchmarks.report import RESULTS
 from contrib.chaos.aftermath import Noted, longest_wait_s, usual_step_s
 from contrib.chaos.places import Loopback
 from contrib.chaos.population import Population, Resident, holders, populated, read_plan
@@ -37,6 +39,7 @@ MISSED_S = 10.0
 """Anything that a coordinator is needed for is missed within this time. It is started again only then: starting takes the
 processors from those who train here."""
 POLL_S = 0.05
+LOGS = RESULTS / "recovery"
 COPIES = re.compile(r"copies of step \d+: (\d+) of \1 slices")
 TELLING = re.compile(r"copies|new plan|going back|going on|epoch=\d+ broken")
 """The newest of these lines says whether every slice has a copy: another plan makes what was said before it worthless."""
@@ -80,12 +83,16 @@ def measure() -> dict[str, float]:
 
 @contextmanager
 def _running(folder: Path, arguments: Sequence[str]) -> Iterator[Trial]:
-    """A run of its own, with spares."""
+    """A run of its own, with spares. What all of its processes said is kept."""
     folder.mkdir()
-    with populated(Loopback(), folder / "peers", SLICES + SPARES) as population:
-        run = folder / "run"
-        with LedgerWatch(run) as watch, population.start_owner(run, arguments) as owner:
-            yield Trial(population, run, watch, owner)
+    try:
+        with populated(Loopback(), folder / "peers", SLICES + SPARES) as population:
+            run = folder / "run"
+            with LedgerWatch(run) as watch, population.start_owner(run, arguments) as owner:
+                yield Trial(population, run, watch, owner)
+    finally:
+        shutil.rmtree(LOGS / folder.name, ignore_errors=True)
+        shutil.copytree(folder / "peers" / "logs", LOGS / folder.name)
 
 
 class Trial:

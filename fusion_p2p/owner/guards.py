@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 OFF = 0
 """The value of `every` without copies."""
+BACK = "back"
 
 
 class Guards:
@@ -130,6 +131,7 @@ class Guards:
             case Pulse():
                 return peer in self._links.linked
             case Refused(epoch=epoch):
+                self._links.settle(peer, BACK)  # it executes nothing, and has heard to which step the run went back
                 return peer in self._links.linked and self._stage is not None and epoch <= self._stage.run.epoch
             case _:
                 return False
@@ -191,7 +193,7 @@ class Guards:
                 self._end_round(step)
             case terms.GoBack(step, peers) if self._stage is not None:
                 for peer in peers:
-                    self._links.say(peer, Start(epoch=self._stage.run.epoch, state_step=step), "back")
+                    self._links.say(peer, Start(epoch=self._stage.run.epoch, state_step=step), BACK)
 
     def _end_round(self, step: int) -> None:
         """Older copies may go. Who holds one is asked for it again on every new stream: it may have been started anew."""

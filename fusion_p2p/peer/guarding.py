@@ -100,6 +100,16 @@ class Guarding:
             NotHeld(job=lineage.job, incarnation=lineage.incarnation, slice=key.slice, step=key.step, reason=reason[:1000]),
         )
 
+    def went_back(self, owner: PeerId, step: int) -> None:
+        """The owner's run goes on from this step: later ones did not happen, and who had them may have them no more."""
+        waiting = self._waiting.get(owner, {})
+        for lineage, index in [other for other, message in waiting.items() if message.step > step]:
+            del waiting[lineage, index]
+        if owner in self._now:
+            now, fetching = self._now[owner]
+            if now.step > step:
+                fetching.cancel()
+
     def ended(self, owner: PeerId) -> None:
         """The owner has stopped its run: nothing of it is wanted any more."""
         self._waiting.pop(owner, None)

@@ -222,6 +222,8 @@ class JobService:
                 self._engagements.prepare(owner, message)
             case Start() | Abort() | Halt() | Commit() | Skip():
                 self._engagements.obey(owner, message)
+                if isinstance(message, Start):
+                    self._guarding.went_back(owner, message.state_step)
                 if isinstance(message, Start | Abort):
                     self._make_room()
             case Guard() if self._closed:

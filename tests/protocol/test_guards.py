@@ -34,6 +34,7 @@ from fusion_p2p.wire.job_messages import (
     NotHeld,
     OptimiserSettings,
     Pulse,
+    Refused,
     Start,
     Stop,
     TrainingSettings,
@@ -78,6 +79,8 @@ class Scripted:
                     self.heard.append(message)
                 if isinstance(message, Guard) and not self.forgets:
                     await self._fetch(messages, message)
+                if isinstance(message, Start):
+                    await messages.send(Refused(epoch=message.epoch, reason="nothing is at work here"))
                 if isinstance(message, Stop):
                     return
 
@@ -291,7 +294,9 @@ def test_a_spare_that_takes_over_keeps_its_link_and_the_others_go_back() -> None
             made.members[1] = holder
             made.begin(epoch=2, state_step=1)
             await made.until(lambda: other.told(Start))
-            assert other.told(Start) == [Start(epoch=2, state_step=1)]
+            made.network.reset_streams()
+            await asyncio.sleep(5.0)
+            assert other.told(Start) == [Start(epoch=2, state_step=1)], "said again it would cost newer copies"
             assert not holder.told(Stop)
             assert holder.id in made.links.peers
             assert {step for copies in made.guards.held.values() for _, step in copies} == {1}
