@@ -27,6 +27,9 @@ MAX_LEAP = 1 << 20
 """Elections that a peer may have missed. Who lies about the term gains no more than this by a message."""
 LOT_STAGGERS = 4
 """Two seconds, between ticks a quarter of a second apart."""
+HELD_BACK_STAGGERS = 0.5
+"""After a coordinator was lost again that somebody else still hears: that one finds it out at its next beat, and before the
+next in the queue stands we do."""
 MAX_TERM = 1 << 52
 """Only a lie told to a newcomer leads here: it forgets all terms then, and learns the true one."""
 
@@ -255,8 +258,10 @@ def _lose(state: Election, reason: str, now: float, settings: SwarmSettings) -> 
     token = state.coordinator
     if token is None:
         return state, ()
+    again = state.fallen is not None and token <= state.fallen
     fallen = token if state.fallen is None else max(token, state.fallen)
-    vacant_since = max(now, state.started_at + settings.quiet_s)
+    held_back_s = HELD_BACK_STAGGERS * settings.stagger_s if again else 0.0
+    vacant_since = max(now + held_back_s, state.started_at + settings.quiet_s)
     return state._replace(coordinator=None, fallen=fallen, vacant_since=vacant_since), (Lost(token, reason),)
 
 

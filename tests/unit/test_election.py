@@ -163,6 +163,22 @@ def test_a_silent_coordinator_is_lost_and_hearsay_does_not_bring_it_back() -> No
     assert step(state, ToldOfCoordinator(Token(4, C)), 4.0, WAN)[1] == (Followed(Token(4, C)),)
 
 
+def test_who_has_lost_a_coordinator_that_others_still_hear_asks_them_a_few_times_only() -> None:
+    state, asked, now = after(awake(), HeardCoordinator(Token(3, D))), 0, 0.0
+    while now < 1.0:  # as long as their next beat may take
+        state, lost = step(state, CoordinatorGone(D), now, WAN)
+        assert lost
+        state, stood = step(state, Tick(OTHERS, 0), now, WAN)
+        while not stood:
+            now += 0.01
+            assert now < 2.0
+            state, stood = step(state, Tick(OTHERS, 0), now, WAN)
+        asked += 1
+        now += 0.01
+        state = after(state, ToldOfCoordinator(Token(3, D), alive=True), now)
+    assert 3 <= asked <= 5
+
+
 def test_a_coordinator_of_a_lower_term_than_the_one_lost_is_asked_itself_once_a_beat() -> None:
     state, _ = step(FOLLOWING, Tick(OTHERS, 0), WAN.suspect_after_s + 0.1, WAN)
     told = ToldOfCoordinator(Token(2, B))
