@@ -130,19 +130,22 @@ class Trial:
 
     def kill_coordinator(self) -> tuple[float, float]:
         """How much later than usual a step came at most, without a fault and after kill -9 of a coordinator without a slice."""
-        for _ in range(ATTEMPTS):
-            coordinator = self._coordinator_without_slice()
-            calm = self._longest_delay_s()
-            if coordinator is self._population.coordinator and not self._has_slice(coordinator):
-                break  # else it was given one meanwhile
-        else:
-            raise ProgramFailed(f"{ATTEMPTS} times a coordinator was given a slice within {MISSED_S:g} s")
+        coordinator, calm = self._calm_coordinator()
         coordinator.program.process.kill()
         delay = self._longest_delay_s()
         coordinator.program.process.wait()
         self._population.restart(coordinator)
         print(f"kill -9 of the coordinator {coordinator.name}: {delay:.2f} s, before it {calm:.2f} s", flush=True)
         return calm, delay
+
+    def _calm_coordinator(self) -> tuple[Resident, float]:
+        """One that was given no slice for MISSED_S either, and how much later than usual a step came in that time."""
+        for _ in range(ATTEMPTS):
+            coordinator = self._coordinator_without_slice()
+            calm = self._longest_delay_s()
+            if coordinator is self._population.coordinator and not self._has_slice(coordinator):
+                return coordinator, calm
+        raise ProgramFailed(f"{ATTEMPTS} times a coordinator was given a slice within {MISSED_S:g} s")
 
     def _longest_delay_s(self) -> float:
         """How much later than usual a step comes at most, from now on for MISSED_S."""

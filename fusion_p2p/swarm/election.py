@@ -259,7 +259,7 @@ def _lose(state: Election, reason: str, now: float, settings: SwarmSettings) -> 
     if token is None:
         return state, ()
     again = state.fallen is not None and token <= state.fallen
-    fallen = token if state.fallen is None else max(token, state.fallen)
+    fallen = state.fallen if again else token
     held_back_s = HELD_BACK_STAGGERS * settings.stagger_s if again else 0.0
     vacant_since = max(now + held_back_s, state.started_at + settings.quiet_s)
     return state._replace(coordinator=None, fallen=fallen, vacant_since=vacant_since), (Lost(token, reason),)

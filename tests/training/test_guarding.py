@@ -124,39 +124,25 @@ async def test_a_guard_says_what_it_fetches_as_long_as_it_does_and_that_more_has
         assert helpers[3].service._guarding._now == {}
 
 
-async def test_when_another_step_is_asked_for_the_one_before_is_not_waited_for() -> None:
+@pytest.mark.parametrize(("fetched", "wanted"), [(1, 2), (2, 1)], ids=["another step", "the run went back"])
+async def test_what_is_not_wanted_any_more_is_not_waited_for(fetched: int, wanted: int) -> None:
     async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
         peers = [helper.peer.peer_id for helper in helpers]
         await begin(owner, helpers)
         await owner.step(1, snapshot=True)
         await owner.step(2, snapshot=True)
         network.set_link(peers[1], peers[3], Link(bytes_per_s=1e3, buffer_bytes=4 << 10))
-        await owner.guard(peers[3], await owner.kept(1, 1), peers[1])
-        await owner.guard(peers[3], await owner.kept(2, 1), peers[2])
-        await owner.hear(peers[3], Fetching)
-        await owner.guard(peers[3], await owner.kept(0, 2), peers[0])
-        held = await owner.hear(peers[3], Held)
-        assert (held.slice, held.step) == (0, 2)
-        await until(lambda: not helpers[3].service._guarding._now)
-        assert [(copy.key.slice, copy.key.step) for copy in helpers[3].service.copies] == [(0, 2)]
-
-
-async def test_when_a_run_goes_back_nothing_is_fetched_any_more_of_what_did_not_happen() -> None:
-    async with SimulatedNetwork(seed=1) as network, volunteers(network, 4) as helpers, scripted(network, **ADAM) as owner:
-        peers = [helper.peer.peer_id for helper in helpers]
-        await begin(owner, helpers)
-        await owner.step(1, snapshot=True)
-        await owner.step(2, snapshot=True)
-        network.set_link(peers[1], peers[3], Link(bytes_per_s=1e3, buffer_bytes=4 << 10))
-        await owner.guard(peers[3], await owner.kept(1, 2), peers[1])
-        await owner.guard(peers[3], await owner.kept(2, 2), peers[2])
+        await owner.guard(peers[3], await owner.kept(1, fetched), peers[1])
+        await owner.guard(peers[3], await owner.kept(2, fetched), peers[2])
         await owner.hear(peers[3], Fetching, lambda message: message.slices == (1, 2))
-        await owner.say(peers[3], Start(epoch=2, state_step=1))
-        await until(lambda: not helpers[3].service._guarding._now)
-        await owner.guard(peers[3], await owner.kept(0, 1), peers[0])
+        if wanted < fetched:
+            await owner.say(peers[3], Start(epoch=2, state_step=wanted))
+            await until(lambda: not helpers[3].service._guarding._now)
+        await owner.guard(peers[3], await owner.kept(0, wanted), peers[0])
         held = await owner.hear(peers[3], Held)
-        assert (held.slice, held.step) == (0, 1)
-        assert [copy.key.step for copy in helpers[3].service.copies] == [1]
+        assert (held.slice, held.step) == (0, wanted)
+        await until(lambda: not helpers[3].service._guarding._now)
+        assert [(copy.key.slice, copy.key.step) for copy in helpers[3].service.copies] == [(0, wanted)]
 
 
 async def test_what_goes_to_a_peer_in_the_same_place_does_not_wait_for_the_line() -> None:
