@@ -24,6 +24,7 @@ class Member(NamedTuple):
 
     beaten_at: when its last beat came; gap_s, gap_deviation_s: between its beats, smoothed as TCP does with round trips.
     version: the roster's number when it joined or last changed what others have to know of it.
+    told_gone: the coordinator said that it is gone when we had just heard it, and we have not heard it since.
     """
 
     incarnation: int
@@ -35,6 +36,7 @@ class Member(NamedTuple):
     gap_s: float = 0.0
     gap_deviation_s: float = 0.0
     version: int = 0
+    told_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def _heard(state: Membership, event: Heard, now: float, settings: SwarmSettings)
         return state, (Ignored(event.peer, reason),)
     if known is None:
         known = Member(event.incarnation, now, event.holds)
-    heard = known._replace(heard_at=now, holds=event.holds, suspected_at=None)
+    heard = known._replace(heard_at=now, holds=event.holds, suspected_at=None, told_gone=False)
     if event.sequence is not None:
         heard = _beaten(heard, event.sequence, now, settings)
     return _with_member(_doubting(state, known, now), event.peer, heard)
@@ -214,10 +214,20 @@ def _roster(state: Membership, event: RosterTold, now: float, settings: SwarmSet
         return state, tuple(actions)
     if not event.complete and state.followed_version(event.source) == event.version:
         actions.append(Untold(event.source))
-    # Whom we hear ourselves the coordinator has not reached for reasons of its own.
+    told_gone = {peer: state.members[peer]._replace(told_gone=True) for peer in sorted(event.gone & state.members.keys())}
+    if not told_gone:
+        return state, tuple(actions)
+    state, lost = _believe(state._replace(members={**state.members, **told_gone}), now, settings)
+    return state, (*actions, *lost)
+
+
+def _believe(state: Membership, now: float, settings: SwarmSettings) -> Step:
+    """Drop whom the coordinator told gone, as soon as we do not hear them either: it may not reach whom we do."""
     heard = now - settings.suspect_after_s
-    lost = sorted(peer for peer in event.gone & state.members.keys() if state.members[peer].heard_at < heard)
-    return _dropped(state, lost), (*actions, *(Gone(peer, "gone, says the coordinator") for peer in lost))
+    listed = frozenset[PeerId]() if state.following is None else state.following.peers
+    lost = [peer for peer, member in state.members.items() if member.told_gone and member.heard_at < heard]
+    lost = [peer for peer in lost if peer not in listed]
+    return _dropped(state, lost), tuple(Gone(peer, "gone, says the coordinator") for peer in lost)
 
 
 def _corrected(state: Membership, told: Listed, now: float, settings: SwarmSettings) -> Membership:
@@ -281,7 +291,8 @@ def _confirmed(state: Membership, peer: PeerId, now: float) -> Step:
     if known is None:
         return state, (Ignored(peer, "confirmed too late"),)
     state = _doubting(state, known, now)
-    return state._replace(members={**state.members, peer: known._replace(heard_at=now, suspected_at=None)}), ()
+    heard = known._replace(heard_at=now, suspected_at=None, told_gone=False)
+    return state._replace(members={**state.members, peer: heard}), ()
 
 
 def _doubting(state: Membership, alive: Member, now: float) -> Membership:
@@ -364,9 +375,10 @@ def _accuse(state: Membership, now: float, settings: SwarmSettings) -> Step:
 
 
 def _forget(state: Membership, now: float, settings: SwarmSettings) -> Step:
+    state, believed = _believe(state, now, settings)
     earliest = now - settings.heard_lately_s
     rosters = [known for known in (state.following, state.gathering) if known is not None and known.heard_at >= earliest]
     lost = [peer for peer, member in state.members.items() if member.heard_at < earliest]
     for known in rosters:
         lost = [peer for peer in lost if peer not in known.peers]
-    return _dropped(state, lost), tuple(Gone(peer, "not heard lately by anybody") for peer in lost)
+    return _dropped(state, lost), (*believed, *(Gone(peer, "not heard lately by anybody") for peer in lost))

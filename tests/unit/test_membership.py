@@ -220,6 +220,24 @@ def test_a_roster_keeps_its_peers_alive_without_naming_them_again() -> None:
     assert actions == [Gone(B, "not heard lately by anybody")]
 
 
+A_LEFT = told(7, 8, gone=frozenset({A}))
+
+
+def test_whom_the_coordinator_saw_leave_when_we_had_just_heard_it_is_gone_once_we_hear_it_no_more() -> None:
+    """It was kept for as long as who is heard by nobody: with the coordinator gone, too, nobody could be elected until then."""
+    state, _ = play([(0.0, told(0, 7, A, B)), *ticks(0, 10, NOT_WATCHING), (10.0, beat(A)), (11.0, A_LEFT)])
+    assert A in state.members, "we hear it: perhaps only the coordinator does not reach it"
+    state, actions = play(ticks(11, 14, NOT_WATCHING), state)
+    assert actions == [Gone(A, "gone, says the coordinator")]
+
+
+def test_whom_only_the_coordinator_does_not_reach_stays_as_long_as_we_hear_it() -> None:
+    state, _ = play([(0.0, told(0, 7, A, B)), *ticks(0, 10, NOT_WATCHING), (10.0, beat(A)), (11.0, A_LEFT)])
+    state, actions = play([(12.0, beat(A, sequence=2)), *ticks(12, 20, NOT_WATCHING)], state)
+    assert actions == []
+    assert A in state.members
+
+
 def test_changes_of_a_roster_that_we_do_not_know_wait_for_the_whole() -> None:
     state, _ = play([(0.0, told(3, 7, A)), (0.5, told(0, 7, A, B)), (0.6, told(5, 9, gone=frozenset({A})))])
     assert state.followed_version(C) == 7
