@@ -143,8 +143,10 @@ def test_a_run_goes_on_when_a_peer_is_stopped_and_when_one_is_killed_and_when_it
         no_traceback(owner)
     assert [step for step, _ in read_curves(run / "metrics.jsonl")[0]] == list(range(1, STEPS + 1))
     starts = [line["state_step"] for line in lines_of(run / "ledger.jsonl") if line["kind"] == "start"]
-    assert len(starts) == 4
-    assert starts == sorted(starts)
+    *lived, resumed = starts
+    assert len(lived) == 3
+    assert lived == sorted(lived)
+    assert resumed in range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), "from a checkpoint: what the peers had copied since went with the run"
 
 
 def executing(swarm: Swarm, run: Path) -> list[Program]:
@@ -165,7 +167,7 @@ def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers
         leave(owner, signal.SIGKILL)
     begin = time.monotonic()
     with start(swarm, "train", "--resume", str(swarm.folder / "orphaned"), "--bootstrap", swarm.address) as owner:
-        wait_for_step(owner, 1)
+        owner.wait_for(r"^step \d+/", RUN_S)  # on a fast machine there is a checkpoint already
         print(f"the run went on {time.monotonic() - begin:.2f} s after its owner was started again")
         assert time.monotonic() - begin < OWNER_SILENT_S
         leave(owner, signal.SIGKILL)
