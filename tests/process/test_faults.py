@@ -146,7 +146,7 @@ def test_a_run_goes_on_when_a_peer_is_stopped_and_when_one_is_killed_and_when_it
     *lived, resumed = starts
     assert len(lived) == 3
     assert lived == sorted(lived)
-    assert resumed in range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), "from a checkpoint: what the peers had copied since went with the run"
+    assert resumed in range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), "what the peers had copied since went with the run"
 
 
 def executing(swarm: Swarm, run: Path) -> list[Program]:
