@@ -163,7 +163,7 @@ def lost(peer: Program) -> str:
 def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers_for_another_job(swarm: Swarm):
     four_peers(swarm)
     with running(swarm, "orphaned", 100_000, 1) as owner:
-        held = holders(swarm, owner)
+        holders(swarm, owner)
         leave(owner, signal.SIGKILL)
     begin = time.monotonic()
     with start(swarm, "train", "--resume", str(swarm.folder / "orphaned"), "--bootstrap", swarm.address) as owner:
@@ -171,9 +171,8 @@ def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers
         print(f"the run went on {time.monotonic() - begin:.2f} s after its owner was started again")
         assert time.monotonic() - begin < OWNER_SILENT_S
         leave(owner, signal.SIGKILL)
-    begin, lines = time.monotonic(), {peer: len(peer.lines) for peer in held}
+    begin = time.monotonic()
     with swarm.start_owner("another", *MODEL, "--steps", "5") as owner:
-        for peer in held:
-            peer.wait_for(STANDBY, OWNER_SILENT_S + EXIT_S, after=lines[peer])
-        print(f"its peers were standby {time.monotonic() - begin:.2f} s after it was killed")
+        owner.wait_for(r"^step \d+/", RUN_S)  # two of its three peers have to be of those that were held
+        print(f"its peers served another job {time.monotonic() - begin:.2f} s after it was killed")
         assert owner.wait(RUN_S) == 0, owner.tail()
