@@ -225,8 +225,8 @@ def _believe(state: Membership, now: float, settings: SwarmSettings) -> Step:
     """Drop whom the coordinator told gone, as soon as we do not hear them either: it may not reach whom we do."""
     heard = now - settings.suspect_after_s
     listed = frozenset[PeerId]() if state.following is None else state.following.peers
-    lost = [peer for peer, member in state.members.items() if member.told_gone and member.heard_at < heard]
-    lost = [peer for peer in lost if peer not in listed]
+    told_gone = [peer for peer, member in state.members.items() if member.told_gone and member.heard_at < heard]
+    lost = [peer for peer in told_gone if peer not in listed]
     return _dropped(state, lost), tuple(Gone(peer, "gone, says the coordinator") for peer in lost)
 
 

@@ -142,8 +142,7 @@ def test_a_run_goes_on_when_a_peer_is_stopped_and_when_one_is_killed_and_when_it
         assert owner.wait(RUN_S) == 0, owner.tail()
         no_traceback(owner)
     assert [step for step, _ in read_curves(run / "metrics.jsonl")[0]] == list(range(1, STEPS + 1))
-    starts = [line["state_step"] for line in lines_of(run / "ledger.jsonl") if line["kind"] == "start"]
-    *lived, resumed = starts
+    *lived, resumed = [line["state_step"] for line in lines_of(run / "ledger.jsonl") if line["kind"] == "start"]
     assert len(lived) == 3
     assert lived == sorted(lived)
     assert resumed in range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), "what the peers had copied since went with the run"
