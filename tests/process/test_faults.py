@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FROZEN_S = 8.0
 """A run knows within this that a peer is frozen: three seconds of silence and a confirmation, on a busy machine."""
+FREED_S = OWNER_SILENT_S + 15.0
+"""Peers whose owner is dead make a step of the next job within this: they let go, it finds them and begins, on a busy machine."""
 BROKEN = r"epoch=\d+ broken"
 """What an owner logs as soon as it knows; what it does then it says when it has a plan."""
 INTERRUPTED = 130
@@ -172,6 +174,6 @@ def test_an_owner_that_is_killed_can_go_on_at_once_and_otherwise_frees_its_peers
         leave(owner, signal.SIGKILL)
     begin = time.monotonic()
     with swarm.start_owner("another", *MODEL, "--steps", "5") as owner:
-        owner.wait_for(r"^step \d+/", RUN_S)  # two of its three peers have to be of those that were held
+        owner.wait_for(r"^step \d+/", FREED_S)  # at least two of its three peers were held
         print(f"its peers served another job {time.monotonic() - begin:.2f} s after it was killed")
         assert owner.wait(RUN_S) == 0, owner.tail()
