@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 FROZEN_S = 8.0
 """A run knows within this that a peer is frozen: three seconds of silence and a confirmation, on a busy machine."""
 FREED_S = OWNER_SILENT_S + 15.0
-"""Peers whose owner is dead make a step of the next job within this: they let go, it finds them and begins, on a busy machine."""
+"""Peers whose owner is dead step in the next job within this: they let go, it finds them and begins, on a busy machine."""
 BROKEN = r"epoch=\d+ broken"
 """What an owner logs as soon as it knows; what it does then it says when it has a plan."""
 INTERRUPTED = 130
